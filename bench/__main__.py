@@ -6,8 +6,9 @@
     python bench bars [FILE...]
     python bench report FILE
 
-`NAMES` lists the benches. Each is the `BENCH` object, a `runner.Bench`, of the module with the same name. A bench's
-module is imported only when the bench runs, because some need Spark. ``python bench BENCH --help`` lists its options.
+`NAMES` lists the benches. The module with the name of the bench defines ``BENCH``, a `runner.Bench`. The module of
+a bench is imported only when the bench runs, because some modules need Spark. ``python bench BENCH --help`` lists its
+options.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ NAMES = [
 
 
 def show_bars(names: Sequence[str]) -> int:
-    """Print the bars of the named result files, or of all stored results; return 1 if one bar is missed."""
+    """Print the bars (targets) in the given result files, or in all stored results.  Return 1 if a bar is missed."""
     out, every = Console(width=max(Console().width, 150)), list[report.Bar]()
     for path in [Path(name) for name in names] or sorted(report.RESULTS.glob("*.json")):
         found = report.read(path)
@@ -61,7 +62,7 @@ def render(names: Sequence[str]) -> int:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run what the arguments name; return the exit code, 2 for an unknown name."""
+    """Run the bench or command that the arguments name.  Return the exit code, 2 for an unknown name."""
     name, rest = (arguments[0] if arguments else "", arguments[1:])
     if name == "child":
         runner.child(*rest)

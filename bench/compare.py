@@ -1,11 +1,12 @@
 """Compare two commits on ddflow's lines of the suite, pair by pair.
 
-This checkout's bench measures both, on worktrees made for the purpose, and checks every answer. The two samples of a
-pair follow each other, and each second round starts with the other commit. So both get the same noise of the machine.
-The ratio is the ratio of medians, with the least and greatest ratio of the pairs beside it. If these lie on both sides
-of 1, the line shows no difference.
+The bench of this checkout measures both commits, each in its own worktree. The bench checks every answer. A pair has
+one sample of each commit, and the second sample is taken directly after the first. The two commits take turns at being
+measured first in a pair. So noise of the machine affects both commits equally. The result of a line is the ratio of
+the medians, with the least and the greatest ratio of any pair. If the least ratio is below 1 and the greatest ratio is
+above 1, the line shows no difference.
 
-Limits: if this bench cannot drive a commit, its lines fail.
+Limits: if this bench cannot use the API of a commit, the lines of this commit fail.
 
 >>> ratios([1.0, 2.0, 3.0], [2.0, 2.0, 6.0])
 (1.0, 1.0, 2.0)
@@ -35,14 +36,20 @@ COLUMNS = (
 
 
 def ratios(first: Sequence[float], second: Sequence[float]) -> tuple[float, float, float]:
-    """Return the ratio of the medians, and the least and greatest ratio of the pairs, second to first."""
+    """Return the ratio of the medians, and the least and greatest ratio of the pairs.
+
+    A ratio is the second commit over the first.
+    """
     pairs = [b / a for a, b in zip(first, second, strict=True)]
     return median(second) / median(first), min(pairs), max(pairs)
 
 
 @contextmanager
 def checkout(commit: str) -> Iterator[Path]:
-    """Check a commit out into a worktree and remove it afterwards; raise CalledProcessError for an unknown commit."""
+    """Check a commit out into a worktree, and remove the worktree afterwards.
+
+    Raise CalledProcessError for an unknown commit.
+    """
 
     def git(*words: str) -> None:
         subprocess.run(["git", *words], cwd=machine.ROOT, check=True, capture_output=True, text=True)
@@ -57,7 +64,7 @@ def checkout(commit: str) -> Iterator[Path]:
 
 
 def figures(sample: dict[str, Any], names: Sequence[str]) -> dict[str, float]:
-    """Return the figures of a sample that commits are compared by; a list counts as its median."""
+    """Return the figures of a sample that are compared between commits.  A list of figures becomes its median."""
     return {name: median(value) if isinstance(value := sample[name], list) else float(value) for name in names}
 
 
@@ -65,9 +72,9 @@ def main(arguments: Sequence[str]) -> int:
     """Compare two commits; return 1 if an answer was wrong or a line did not run."""
     line = argparse.ArgumentParser(prog="python bench compare", description=(__doc__ or "").split("\n", 1)[0])
     line.add_argument("first", help="a commit, a branch or a tag")
-    line.add_argument("second", nargs="?", default="HEAD", help="another; without it HEAD")
+    line.add_argument("second", nargs="?", default="HEAD", help="the commit to compare it with; HEAD by default")
     line.add_argument("--lines", nargs="+", default=suite.OURS, metavar="LINE", help='such as "latency --rounds 1"')
-    line.add_argument("--rounds", type=int, default=3, metavar="N", help="pairs of samples a line")
+    line.add_argument("--rounds", type=int, default=3, metavar="N", help="pairs of samples for each line")
     options = line.parse_args(arguments)
     out, progress = Console(), Console(stderr=True)
     out.width = max(out.width, 150)

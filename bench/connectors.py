@@ -1,10 +1,12 @@
-"""Measure sources and sinks beside the bare libraries they use: messages, a topic, a slot, tables.
+"""Measure sources and sinks, and compare each of them with the bare libraries that it uses.
 
-A line has one or two peers, which get the same bytes in the same run. All results are compared with rows made
-independently. Lines of messages are judged by CPU time, which other load disturbs least. Lines that wait for a cluster,
-server or disk are judged by wall time.
+Each line of the report has one or two peers, which get the same bytes as ddflow in the same run. All results are
+compared with rows that were computed independently. Lines that decode messages are compared by CPU time, because load
+from other programs affects CPU time less than wall time. Lines that wait for a cluster, server or disk are compared by
+wall time.
 
-Limits: Kafka is the mock of its library, on the same two cores as its reader, and slower than a broker.
+Limits: the Kafka broker is the mock of librdkafka. The mock shares two cores with its reader, and is slower than a real
+broker.
 
 >>> {job.what["line"] for job in BENCH.jobs()} == set(LINES)
 True
@@ -27,9 +29,11 @@ MOST_MS = 50.0
 
 
 class Line(NamedTuple):
-    """A measurement of ``rows`` rows, with ``peers`` and the required share of each peer's rate.
+    """A line of the bench.
 
-    ``by``: the figure that decides.  ``rounds``: the number of rounds.
+    The line processes ``rows`` rows. ``peers`` maps each peer to the share of the peer's rate that ddflow must reach.
+
+    ``by``: the figure that is compared.  ``rounds``: the number of rounds.
     """
 
     about: str
@@ -55,11 +59,11 @@ LINES = {
     "visible": Line("1,000 changes, from their commit until Postgres shows them", 100_000, {}),
 }
 ENOUGH = {"postgres upsert": 50_000}
-"""Rows a second that pass the bar, regardless of the peer."""
+"""A rate in rows a second that is enough to meet the target, even if the peer is faster."""
 
 
 class Connectors(Bench):
-    """The bench of each line with each contender."""
+    """The bench that runs each line with ddflow and with each peer."""
 
     name = "connectors"
     about = "Sources and sinks beside the bare libraries."
@@ -89,15 +93,15 @@ class Connectors(Bench):
         return connectors_sinks.delivered(target, mode, contender, rows)
 
     def question(self, job: Job) -> dict[str, Any] | None:
-        """Return the job if its rows are compared, else None.
+        """Return the job if `expected` must compute the job's rows, else None.
 
-        A bare consumer keeps no rows; `connectors_feeds.kafka` counts them.
+        A bare consumer keeps no rows to compare; `connectors_feeds.kafka` counts its messages.
         """
         line, contender = job.what["line"], job.what["contender"]
         return None if contender == "consume" or line == "visible" else dict(job.what)
 
     def expected(self, line: str, contender: str, rows: int) -> str:
-        """Return the sum over the rows."""
+        """Return the checksum of the expected rows."""
         if line in ("debezium", "kafka", "slot"):
             return upserted(orders(rows)) if line == "debezium" else digest(last(orders(rows)))
         return connectors_sinks.expected(line.split()[1], rows)
@@ -108,7 +112,7 @@ class Connectors(Bench):
         return {**row, "step_ms": median(each["step_ms"] for each in samples)}
 
     def compared(self, rows: list[Row]) -> list[Row]:
-        """Add ddflow's rate over its first peer's."""
+        """Add the ratio of ddflow's rate to the rate of the first peer."""
         found = {(row["line"], row["contender"]): row for row in rows}
         for row in rows:
             line = LINES[row["line"]]
@@ -122,7 +126,10 @@ class Connectors(Bench):
         return ["; ".join(f"*{name}*: {line.about}" for name, line in LINES.items()) + "."]
 
     def bars(self, result: Row) -> Iterator[Bar]:
-        """Yield the bars: the share of each peer's rate, rows a second, or milliseconds."""
+        """Yield the bars (targets).
+
+        A bar requires a share of a peer's rate, a number of rows a second, or a time in milliseconds.
+        """
         rows = {(row["line"], row["contender"]): row for row in result["results"]}
         for name, line in LINES.items():
             ours = rows.get((name, "ddflow"))
@@ -141,7 +148,7 @@ class Connectors(Bench):
 
 
 def _rate(row: Row, line: Line) -> float:
-    """Return million rows a second."""
+    """Return the rate in million rows a second."""
     return float(row["rows"] / median(row[line.by]) / 1e6)
 
 

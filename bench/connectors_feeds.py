@@ -1,9 +1,9 @@
-"""Measure sources beside bare libraries: messages to upserts, and a topic or a slot to differences.
+"""Compare sources with bare libraries. A source converts messages to upserts, or a topic or a slot to differences.
 
 All contenders get the same bytes: messages in memory, a mock cluster's topic, or a slot with the same transactions.
-Clusters and servers run in their own processes. A peer does the minimum: it parses into columns, counts consumed
-messages, or writes received changes to a file. Results are counted and compared after the timing. Producers compress,
-because the mock keeps 5 MB a partition.
+Clusters and servers run in their own processes. A peer does only the minimum: it parses messages into columns, counts
+the messages of a topic, or writes the changes of a slot to a file. Results are counted and compared after the timing.
+Producers compress messages, because the mock cluster keeps at most 5 MB in each partition.
 
 >>> debezium("json.loads", 500)["answer"] == debezium("from_json", 500)["answer"] == debezium("ddflow", 500)["answer"]
 True
@@ -31,7 +31,7 @@ sys.path += [str(machine.ROOT / "tests"), str(machine.ROOT / "examples" / "cdc")
 
 TOPIC, SLOT = "orders", "bench"
 A_TRANSACTION = 1_000
-"""Rows that a transaction of Postgres changes."""
+"""The number of rows that each Postgres transaction changes."""
 CHANGES = ('{"action":"I', '{"action":"U', '{"action":"D')
 Sample = dict[str, Any]
 
@@ -126,7 +126,7 @@ def kafka(contender: str, rows: int) -> Sample:
         else:
             came = clock.timed(lambda: _consume(servers, rows))
             if came != (rows, size):
-                raise AssertionError(f"{came} messages and bytes came, of {rows} and {size}")
+                raise AssertionError(f"received messages and bytes: {came}; expected {rows} and {size}")
             found = ""
         return {**clock.sample(rows, found), "bytes": size / rows}
 
@@ -169,14 +169,14 @@ def _consume(servers: str, rows: int) -> tuple[int, int]:
 def _ran(clock: Clock, source: Any, format: str, rows: int, state: str | None = None) -> str:
     """Read a source to its end with a durable engine; return the digest of its rows.
 
-    A slot has a short interval, because it returns an epoch's rows at once.
+    A slot is polled at short intervals, because each poll ends an epoch.
     """
     import ddflow as dd
 
     interval = "1s" if format == "debezium" else "10ms"
     how = dd.formats.debezium(decimals="string") if format == "debezium" else dd.formats.wal2json()
     warm = messages(orders(1_000)) if format == "debezium" else pa.table({"value": pa.array([], pa.string())})
-    with flow(how).open() as engine:  # loads kernels
+    with flow(how).open() as engine:  # load the kernels before the timing
         engine.step({"orders": warm})
     with (
         _folder() as folder,
@@ -184,7 +184,7 @@ def _ran(clock: Clock, source: Any, format: str, rows: int, state: str | None = 
     ):
         done = clock.timed(lambda: engine.run({"orders": source}, interval=interval))
         if done.rows != rows:
-            raise AssertionError(f"{done.rows} messages came, of {rows}")
+            raise AssertionError(f"received {done.rows} messages of {rows}")
         return digest(engine.read("orders"))
 
 
@@ -204,7 +204,7 @@ def postgres(fsync: bool = False) -> Iterator[Any]:
 
 
 def slot(contender: str, rows: int) -> Sample:
-    """Read a slot to the end of the log."""
+    """Read the changes of a slot up to the end of the log."""
     import ddflow as dd
 
     with _folder() as folder, postgres() as (server, connection):
@@ -216,7 +216,7 @@ def slot(contender: str, rows: int) -> Sample:
             return clock.sample(changed, _ran(clock, source, "wal2json", changed, f"{folder}/state"))
         received = _received(clock, server, connection, f"{folder}/out")
         if received != changed:
-            raise AssertionError(f"{received} changes came, of {changed}")
+            raise AssertionError(f"received {received} changes of {changed}")
         return clock.sample(changed, digest(stored(connection, "orders")))
 
 
@@ -227,7 +227,10 @@ def stored(connection: Any, table: str) -> pa.Table:
 
 
 def _change(connection: Any, events: pa.Table) -> int:
-    """Apply events to Postgres, the last event of each key per transaction; return the number of changed rows."""
+    """Apply events to Postgres.
+
+    A transaction applies only the last event of each key. Return the number of changed rows.
+    """
     columns, changed = ", ".join(SCHEMA.names), 0
     new = ", ".join(f"{name} = excluded.{name}" for name in SCHEMA.names[1:])
     upsert = f"insert into orders select {columns} from came where not gone on conflict (id) do update set {new}"

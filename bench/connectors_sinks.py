@@ -1,9 +1,10 @@
-"""Measure sinks: epochs of updates into tables, beside the targets' own libraries on the same rows.
+"""Measure how fast sinks write epochs of updates into tables, compared with the targets' own libraries.
 
-An engine with a durable state makes the epochs before the timing. ddflow is timed until the target's commit: read the
-updates back, net them, and run the target's transaction with the record. A peer gets an epoch's rows as a table in
-memory, and merges or appends them with one library call. Half the events of an epoch change a row, four in ten insert
-one, one in ten deletes. Final tables are read back and compared. Postgres syncs its log to disk.
+Before the timing starts, an engine with a durable state commits all epochs. The timing of ddflow covers three parts:
+read the updates of an epoch, net them, and commit them. The commit is a single transaction of the target, which writes
+the rows and records the epoch. A peer gets the rows of an epoch as a table in memory, and merges or appends them with
+one library call. In an epoch, 50 % of the events change a row, 40 % insert a row and 10 % delete a row. Final tables
+are compared. Postgres syncs its log to disk.
 
 >>> sample = delivered("duckdb", "upsert", "ddflow", 400)
 >>> sample["checksum"] == expected("upsert", 400), sample["rows"]
@@ -30,15 +31,15 @@ from operators import Clock
 from ddflow.connectors.api import OpenSource, Polled, Source
 
 EPOCHS, HELD = 3, 5
-"""Counted epochs after one warm-up, and the rows loaded before, in epochs."""
+"""The number of timed epochs, which follow one warm-up epoch; and the number of epochs whose rows are loaded first."""
 SMALL, SEEN, WARM = 1_000, 30, 3
-"""Changes of a small epoch, the number of watched small epochs, and the number of unwatched ones before."""
+"""How many changes a small epoch has, how many small epochs are timed, and how many run before the timing."""
 NEWEST = "select customer from orders where id = %s"
 Sample = dict[str, Any]
 
 
 def epochs(rows: int, count: int = EPOCHS + 1) -> Iterator[pa.Table]:
-    """Yield the rows loaded before, then the events of each epoch, each key once."""
+    """Yield the rows to load first, then the events of each epoch, with each key at most once."""
     rng, held = np.random.default_rng(rows), HELD * rows
     yield _of(np.arange(held), np.zeros(held, np.bool_), 0)
     for number in range(1, count + 1):
@@ -57,7 +58,10 @@ def _of(ids: Any, gone: Any, number: int) -> pa.Table:
 
 
 def expected(mode: str, rows: int) -> str:
-    """Return the digest of a target's final rows; a changelog has a row once for its insert and once for its delete."""
+    """Return the digest of a target's final rows.
+
+    In a changelog, a row occurs once for its insert and once for its delete.
+    """
     every = pa.concat_tables(list(epochs(rows)))
     left, came = last(every), every.filter(pc.invert(every[GONE])).drop_columns(GONE)
     if mode == "upsert":
@@ -98,7 +102,7 @@ Take = Callable[[pa.Table, int], Callable[[], Any]]
 
 
 def _by_run(stack: ExitStack, engine: Any, sink: Any) -> Take:
-    """Return the calls that a run makes after a commit."""
+    """Return the calls that `engine.run` makes after a commit."""
     from ddflow.engine.run.delivery import Delivery
     from ddflow.engine.run.kept_epochs import EngineEpochs
 
@@ -106,13 +110,13 @@ def _by_run(stack: ExitStack, engine: Any, sink: Any) -> Take:
 
     def pump() -> None:
         if not delivery.deliver_waiting_epochs(monotonic()):
-            raise delivery.failing or AssertionError("it was not delivered")
+            raise delivery.failing or AssertionError("the epoch was not delivered")
 
     return lambda updates, number: pump
 
 
 def _by_peer(place: Any, mode: str) -> Take:
-    """Return the peer's library calls; making an epoch's net table is not timed."""
+    """Return the library calls of the peer. The net table of each epoch is made before the timing."""
     from ddflow.columns.hashing import Secret
     from ddflow.connectors.modes import merge_upserts_and_deletes, to_table_changes
 
@@ -276,7 +280,7 @@ TARGETS: dict[str, Any] = {"delta": DeltaLake, "duckdb": DuckDB, "iceberg": Iceb
 
 
 class Watched(Source):
-    """A source of few rows at a time; it records how long each epoch took to become visible."""
+    """A source that gives a few rows at a time. The source records how long each epoch took to become visible."""
 
     kind = "watched"
     target = "watched"
@@ -289,14 +293,17 @@ class Watched(Source):
 
 
 class Watching(OpenSource):
-    """A source that returns all rows first, and each later epoch when the one before is visible."""
+    """A source that first returns the rows to load.
+
+    Then the source returns one epoch at a time; it waits until the previous epoch is visible.
+    """
 
     def __init__(self, of: Watched) -> None:
         self.of, self.given, self.marked, self.committed = of, 0, 0, 0.0
 
     def poll(self, room: int) -> Polled | None:
         if self.given > 1 and self.of.ask(self.marked) != 1 - self.given:
-            raise AssertionError(f"epoch {self.given} is not seen behind its delivery")
+            raise AssertionError(f"epoch {self.given} is not visible after its delivery")
         if self.given > WARM:
             self.of.waits.append((perf_counter() - self.committed) * 1e3)
         if self.given < WARM + SEEN:
@@ -335,6 +342,6 @@ def visible(rows: int) -> Sample:
         clock.timed(lambda: engine.run({"orders": source}, {"orders": place.sink("upsert")}, rows=SMALL))
         mine = digest(engine.read("orders"))
         if (there := digest(place.read())) != mine:
-            raise AssertionError(f"the table has {there}, the state {mine}")
+            raise AssertionError(f"the table has {there}, but the state has {mine}")
         of = source.waits
         return {**clock.sample(len(of) * SMALL, mine), "step_ms": median(of), "most_ms": max(of)}

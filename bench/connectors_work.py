@@ -1,9 +1,9 @@
 """Make rows and messages of the connectors bench from a seed.
 
-Every contender of a line gets the same bytes, and is compared with rows made independently. Rows are shop orders: a key
-and seven columns of the types that feeds have. One event in twenty deletes. An update has no ``before``, as in Postgres
-without a full replica identity. A message is Debezium's for Postgres, about 600 bytes, without a schema. Nothing here
-measures.
+All contenders of a line get the same bytes. The results of contenders are compared with rows that were computed
+independently. Rows are shop orders: a key and seven columns of common types. 5 % of the events are deletes. An update
+has no ``before``, as in Postgres without a full replica identity. A message has about 600 bytes, in Debezium's format
+for Postgres without a schema. This module does not measure time.
 
 >>> events = orders(1_000)
 >>> said = messages(events)["value"]
@@ -37,12 +37,15 @@ GONE = "gone"
 CITIES = ("Aarau", "Basel", "Bern", "Chur", "Genève", "Lugano", "St. Gallen", "Zürich")
 STATUS = ("new", "packed", "sent", "returned")
 BATCH = 100_000
-"""Messages in a batch."""
+"""The number of messages in a batch."""
 BEGAN = 1_700_000_000_000_000
 
 
 def orders(n: int, keys: int | None = None, seed: int = 7) -> pa.Table:
-    """Make events: the columns of an order, and ``gone``, true for a delete.  ``keys``: n // 2 by default."""
+    """Make ``n`` events with the columns of an order and the column ``gone``, which is true for a delete.
+
+    ``keys`` is the number of keys, by default n // 2.
+    """
     rng = np.random.default_rng(seed)
     ids = rng.integers(0, keys or max(n // 2, 1), n)
     columns = {
@@ -65,12 +68,12 @@ def _money(cents: Any) -> pa.Array:
 
 
 def _joined(*parts: Any) -> Any:
-    """Concatenate texts and text columns row by row."""
+    """Concatenate constant texts and text columns, row by row."""
     return pc.binary_join_element_wise(*parts, "")
 
 
 def last(events: pa.Table) -> pa.Table:
-    """Return the final rows: the last event of each key, unless it deletes."""
+    """Return the final rows: the last event of each key, unless this event is a delete."""
     ids = events["id"].to_numpy()[::-1]
     rows = len(ids) - 1 - np.unique(ids, return_index=True)[1]
     left = events.take(pa.array(np.sort(rows)))
@@ -108,13 +111,13 @@ def messages(events: pa.Table) -> pa.Table:
 
 
 def upserted(events: pa.Table) -> str:
-    """Digest events: the rows of upserts and the keys of deletes."""
+    """Return a digest of events, made from the rows of the upserts and the keys of the deletes."""
     gone = pc.sum(events.filter(events[GONE])["id"]).as_py() or 0
     return f"{digest(events.filter(pc.invert(events[GONE])))} {gone}"
 
 
 def digest(rows: pa.Table) -> str:
-    """Return the number of rows and a sum over them, in any order."""
+    """Return the number of rows and a sum over the rows that does not depend on their order."""
     import duckdb
 
     told = rows.select(SCHEMA.names).cast(SCHEMA)
@@ -126,7 +129,7 @@ def digest(rows: pa.Table) -> str:
 
 
 def in_csv(rows: pa.Table) -> bytes:
-    """Format rows as COPY takes them."""
+    """Format rows as input for the COPY command of Postgres."""
     out = io.BytesIO()
     csv.write_csv(rows, out, csv.WriteOptions(include_header=False, quoting_style="all_valid"))
     return out.getvalue()

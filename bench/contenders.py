@@ -1,8 +1,10 @@
-"""List the contenders of `upsert`: name, threads, supported lines and row kinds, and output order.
+"""List the contenders of the bench `upsert`.
 
-A name means one way of working with one number of threads, so a figure never averages over settings. Ratios are taken
-to ``numpy``, the plain whole-array way. The other numpy contenders show how much depends on how the code is written.
-``limit`` shows what is left to gain.
+Each entry has a name, a number of threads, the supported lines and kinds of rows, and the output order.
+
+Each name stands for one algorithm with one number of threads, so no figure mixes several settings. Each ratio compares
+a contender with ``numpy``, the simplest program over complete arrays. The other contenders in numpy show how much speed
+depends on how the program is written. ``limit`` shows how much faster ddflow could still become.
 
 >>> [name for name, contender in CONTENDERS.items() if contender.base]
 ['numpy']
@@ -29,7 +31,10 @@ PAIRS = ("ints", "texts")  # kinds of rows with one key and one value
 
 
 class Contender(NamedTuple):
-    """A way to do the work; ``run`` takes events, and the line if it has several, and returns tables of updates."""
+    """A program that turns events into updates.
+
+    ``run`` takes the events, and also the line if the contender has several; it returns tables of updates.
+    """
 
     name: str
     run: Callable[..., list[pa.Table]]
@@ -37,8 +42,8 @@ class Contender(NamedTuple):
     threads: int = 1
     lines: tuple[str, ...] = ("upsert",)
     kinds: tuple[str, ...] = PAIRS
-    ordered: bool = True  # whether its output is ordered by _time
-    base: bool = False  # whether ratios are taken to it
+    ordered: bool = True  # whether the output is ordered by _time
+    base: bool = False  # whether ratios compare with this contender
 
     def takes(self, workload: str, line: str) -> bool:
         """Return whether the contender can run ``line`` on a workload."""

@@ -1,11 +1,12 @@
 """Measure commits and reopening as the state grows from 10^5 to 10^7 keys.
 
-Each size loads and commits all keys, then steps and commits epochs of 10 k events on random keys, timed apart. A commit
-writes the versions of its step and of merges since the last commit. So the epochs must cover full merge cycles, and the
-table has mean and median. Syncs vary on a shared machine, so it also has CPU time, and the time to sync as many bare
-files of as many bytes. The reopened state must hold the same rows.
+Each job loads and commits all keys. Then the job runs epochs of 10 k events on random keys. The step and the commit of
+each epoch are timed separately. A commit writes the versions of its step and of all merges since the previous commit.
+Some commits are larger because of merges. So the epochs must cover full merge cycles, and the table has both mean and
+median. Sync times vary on a shared machine, so the table also has CPU time, and the time to sync the same number of
+bytes in plain files. The reopened state must hold the same rows.
 
-Limits: a local disk, one engine.
+Limits: the bench uses one local disk and one engine.
 
 >>> row = BENCH.measure(5_000, 3)
 >>> row["commit_ms"] > 0, row["reopen_seconds"] > 0
@@ -30,14 +31,14 @@ from runner import Bench, Job
 
 SIZES = (10**5, 10**6, 10**7)
 STEP = 10_000
-GROWS = 2.0  # limit of a commit's CPU time, largest state over smallest
+GROWS = 2.0  # maximum ratio of a commit's CPU time between the largest and the smallest state
 
 
 class Commits(Bench):
-    """The bench with one job for each number of keys."""
+    """The bench, with one job for each number of keys."""
 
     name = "durable"
-    about = f"Durability: commits of {STEP:,} events, and opening again."
+    about = f"Durability: commits of {STEP:,} events, and reopening."
     figures = ("commit_median_ms", "commit_cpu_ms")
     quick = ({"keys": "100000"}, {"epochs": "20"})
     columns = (
@@ -85,7 +86,7 @@ class Commits(Bench):
                 engine.step({"events": _table(rng.integers(0, keys, 10), rng)}, at := at + 1)
                 first = time.perf_counter() - begun
             if _sums(dd.read(state, "out", epoch=epochs + 1)) != answer:
-                raise AssertionError("the state that was opened again holds other rows")
+                raise AssertionError("the reopened state has different rows")
             bare = _bare(folder, int(written))
         return {
             "step_ms": median(steps) * 1e3,
@@ -102,7 +103,11 @@ class Commits(Bench):
         }
 
     def bars(self, result: Row) -> Iterator[Bar]:
-        """Yield the bar: a commit's CPU time, largest state over smallest."""
+        """Yield the bar (target).
+
+        The bar limits the CPU time of a commit on the largest state, as a multiple of the CPU time on the smallest
+        state.
+        """
         rows = sorted(result["results"], key=lambda row: row["keys"])
         if len(rows) > 1:
             took = [row["commit_cpu_ms"] for row in rows]
@@ -124,7 +129,7 @@ def _bytes(state: str) -> int:
 
 
 def _bare(folder: str, size: int) -> float:
-    """Return seconds to write a commit's bytes in as many files, and to sync the files and their folder."""
+    """Return the seconds to write a commit's bytes to the same number of plain files and to sync them."""
     took = []
     for i in range(30):
         data, begun = os.urandom(max(size // 3, 1)), time.perf_counter()

@@ -1,8 +1,9 @@
-"""Measure the memory per key after a workload, by the engine's and by the system's account.
+"""Measure the memory per key after a workload, once as the engine reports it and once as the system reports it.
 
-Both are taken from one engine at the same moment and divided by its keys. The engine's ``stats()`` counts index and
-batches, without scratch and allocator leftovers. The system's account is the growth of private pages (RssAnon) and
-includes all of these. The smaller the state, the larger their share.
+Both figures are taken from the same engine at the same moment, and are divided by the number of keys. The engine's
+``stats()`` counts the bytes of the index and of the batches. The system's figure is the growth of private pages
+(RssAnon). The growth also includes scratch memory and freed memory that the allocator keeps. The smaller the state, the
+larger the share of scratch memory and freed memory in the system's figure.
 
 Limits: updates are dropped when they arrive.
 
@@ -27,7 +28,7 @@ DEFAULT = ("w1", "w3", "wide")
 
 
 class Footprint(Bench):
-    """The bench with one job for each workload."""
+    """The bench, with one job for each workload."""
 
     name = "footprint"
     about = "Footprint: memory held after a workload, steps of 100 k."
@@ -64,7 +65,7 @@ class Footprint(Bench):
         }
 
     def bars(self, result: Row) -> Iterator[Bar]:
-        """Yield the bar: bytes a key after W1, by the engine's account."""
+        """Yield the bar (target): bytes for each key after W1, as the engine reports them."""
         for row in result["results"]:
             if row["workload"] == "w1":
                 held = row["bytes_per_key"]

@@ -1,11 +1,11 @@
 """Measure the cost of an event as the state grows from 10^4 to 10^7 keys.
 
-Each size loads all keys first. Then events of existing keys arrive in steps of 10 k, until merging has completed more
-than one cycle; only these steps count. The cost is the mean, because merges are rare and expensive. It may grow with
-the logarithm of the state, the merges' share, plus cache misses. Write amplification is (rows written + rows copied) /
-rows written. Verdicts and the number of updates are checked.
+Each job loads all keys first. Then events of existing keys arrive in steps of 10 k, until merging has completed more
+than one cycle. Only these steps are timed. The cost is the mean, because merges are rare and expensive. The cost may
+grow with the logarithm of the state because of merges. Cache misses may increase the cost further. Write amplification
+is (rows written + rows copied) / rows written. The bench checks verdicts and the number of updates.
 
-Limits: one run a size in memory, and one with a budget of a tenth of the state.
+Limits: each size runs once in memory, and once with a budget of a tenth of the state.
 
 >>> row = BENCH.measure(2_000, None, 10_000)
 >>> row["ns_per_event"] > 0, row["write_amplification"] >= 1
@@ -36,7 +36,7 @@ LEAST = 1_000_000  # least number of counted events; else as many as keys
 
 
 class Growth(Bench):
-    """The bench with one job for each number of keys, with or without a budget."""
+    """The bench, with one job for each number of keys, with or without a memory budget."""
 
     name = "growth"
     about = f"Growth: updates of existing keys in steps of {STEP:,}."
@@ -53,7 +53,9 @@ class Growth(Bench):
         return [Job({"keys": keys, "budget": budget}) for keys, budget in budgets]
 
     def measure(self, keys: int, budget: str | None, least: int = LEAST) -> dict[str, Any]:
-        """Load the keys, then time as many events, or ``least`` (at most 100 a key).
+        """Load the keys, then time the same number of events.
+
+        There are at least ``least`` events, but at most 100 for each key.
 
         Raises AssertionError if updates are missing.
         """
@@ -84,7 +86,7 @@ class Growth(Bench):
                 ours.check_verdicts(engine, keys + events)
                 stats, private, end = engine.stats(), memory.pages().private, _rows_written(engine)
         if updates != expected:
-            raise AssertionError(f"{updates} updates came out of {keys + events} events, expected {expected}")
+            raise AssertionError(f"{keys + events} events gave {updates} updates, expected {expected}")
         assert loaded is not None
         written, copied = end[0] - loaded[0], end[1] - loaded[1]
         return {
@@ -98,7 +100,7 @@ class Growth(Bench):
         }
 
     def bars(self, result: Row) -> Iterator[Bar]:
-        """Yield the bar: growth in memory at most with the logarithm of the keys."""
+        """Yield the bar (target). In memory, the cost may grow at most with the logarithm of the number of keys."""
         rows = [row for row in result["results"] if not row["spilled"]]
         if len(rows) > 1:
             least, most = (pick(rows, key=lambda row: row["keys"]) for pick in (min, max))
@@ -109,7 +111,7 @@ class Growth(Bench):
             yield within(line, said, f"{allowed:.2f} times", grown <= allowed, "the logarithm")
 
     def panels(self, result: Row) -> list[Callable[[Any], None]]:
-        """Draw cost, write amplification and batches over the number of keys."""
+        """Draw three curves over the number of keys: the cost, the write amplification and the number of batches."""
         shown = {"ns_per_event": "ns an event", "write_amplification": "write amplification", "batches": "batches"}
         return [
             lambda axis, name=name, label=label: self._draw(axis, result["results"], name, label)
@@ -130,13 +132,13 @@ class Growth(Bench):
 
 
 def _rows_written(engine: Any) -> tuple[int, int]:
-    """Return the numbers of versions written by steps and copied by merges."""
+    """Return how many versions the steps have written and how many the merges have copied."""
     each = engine.stats()["arrangements"].values()
     return sum(held["written"] for held in each), sum(held["copied"] for held in each)
 
 
 def _steps(rng: Any, keys: int, events: int) -> Iterator[tuple[Any, bool]]:
-    """Yield the keys of each step, and whether the step counts."""
+    """Yield the keys of each step, and whether the step is timed."""
     everyone = rng.permutation(keys)
     for start in range(0, keys, ours.STEP):
         yield everyone[start : start + ours.STEP], False

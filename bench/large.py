@@ -1,10 +1,12 @@
-"""Measure state on disk of ten times the budget: ddflow beside RocksDB and DuckDB, every update checked.
+"""Measure contenders whose state on disk is ten times the memory budget: ddflow, RocksDB and DuckDB.
 
-All contenders take the same upserts, steps and budget. At each mark, count and checksum of the updates must equal the
-reference's. Slow peers take only a prefix (``--events``), so rates are compared over its *late window*, the last fifth.
-A peer may run out of budget or time; ddflow may not. Making pieces and checking updates is not timed. Memory counts
-private bytes over the same contender idle, with mapped and shared bytes beside it. Limits: two cores for each
-contender.
+Every update is checked.
+
+All contenders take the same upserts, steps and budget. At each mark, the updates must have the same count and checksum
+as the reference. Slow peers take only a prefix (``--events``). So rates are compared over the *late window*, the last
+fifth of the prefix. A peer may exceed its budget or its time, but ddflow must not. Making pieces and checking updates
+is not timed. The memory of a contender is the growth of its private bytes since the moment before its first step.
+Mapped and shared bytes are in a separate column. Limits: each contender has two cores.
 
 >>> sample = BENCH.measure("tinyl", "duckdb", 20_000, 60_000, "128MB")
 >>> sample["marks"][-1] == list(reference(LARGE["tinyl"], 60_000, 10_000)[0][-1]), sample["late_events"]
@@ -30,15 +32,15 @@ from pieces import KNOWN, LARGE, Large, Marks, pieces, reference, schema
 from report import Bar, Row, at_least, within
 from runner import Bench, Job
 
-PREFIX = {"w1l": 20_000_000, "w3l": 10_000_000}  # upserts that all take; other workloads run whole
+PREFIX = {"w1l": 20_000_000, "w3l": 10_000_000}  # upserts that all contenders process; other workloads run in full
 STEPS = (100_000, 1_000_000, 0)
-LATE = 5  # the late window is the last one of so many parts
-OVER_BUDGET = 1.15  # limit of private memory over an idle engine, in budgets
+LATE = 5  # the late window is the last of this many equal parts
+OVER_BUDGET = 1.15  # maximum private memory beyond that of an idle engine, in multiples of the budget
 NEEDS = {"rocksdict": 3.0, "rocksdict-mapped": 1.0, "duckdb": 1.0}  # required multiple of a peer's late rate
 
 
 class Feed:
-    """Upserts [start, stop) in pieces; measures the time to make them, so that it can be subtracted."""
+    """The upserts [start, stop) in pieces. The time to make the pieces is measured, so that callers can subtract it."""
 
     def __init__(self, shape: Large, start: int, stop: int) -> None:
         self.rows, self.schema = stop - start, schema(shape)
@@ -57,7 +59,10 @@ class Feed:
 
 
 class Ours:
-    """The contender ddflow with a budget and a spill folder; it may stream several pieces, which come as a reader."""
+    """The contender ddflow, with a memory budget and a spill folder.
+
+    If a step consists of several pieces, ddflow gets the pieces as one reader.
+    """
 
     def __init__(self, given: pa.Schema, memory: str, folder: str, epoch: bool = False) -> None:
         self._epoch, self._events = epoch, 0
@@ -76,7 +81,7 @@ class Ours:
         return self._engine.advance_to(dd.CLOSED if frontier is None else frontier)["out"]
 
     def stats(self) -> dict[str, Any]:
-        """Return ddflow's figures after checking that every upsert has its verdict."""
+        """Check that every upsert has its verdict, and return the figures of ddflow."""
         ours.check_verdicts(self._engine, self._events)
         stats = self._engine.stats()
         wanted = ("keys", "batches", "bytes_resident", "bytes_mapped", "bytes_pending", "write_amplification")
@@ -87,7 +92,7 @@ class Ours:
 
 
 class Theirs:
-    """A peer that takes a table per step."""
+    """A peer, which gets one table for each step."""
 
     def __init__(self, kind: Callable[..., Any], given: pa.Schema, memory: str, folder: str, **options: Any) -> None:
         self._peer = kind(folder, budget(memory), given, **options)
@@ -103,8 +108,8 @@ class Theirs:
         self._peer.close()
 
 
-# Constructors by name. `take` returns the updates of a step up to a frontier; no earlier time follows (None: the input
-# ends). `stats` returns the contender's figures.
+# Constructors by name. `take` runs a step and returns the updates before a frontier. Later steps have only times from
+# this frontier on. If the frontier is None, the input ends with this step. `stats` returns the contender's figures.
 CONTENDERS: dict[str, Callable[..., Any]] = {
     "ddflow": Ours,
     "ddflow-epoch": lambda *where: Ours(*where, epoch=True),
@@ -129,7 +134,10 @@ def said_step(step: int) -> str:
 
 
 class LargeState(Bench):
-    """The bench of every contender in steps of 100 k and 1 M; ddflow also in one step, in both modes."""
+    """The bench that runs every contender in steps of 100 k and 1 M.
+
+    ddflow also runs in one single step, in both modes.
+    """
 
     name = "large"
     about = "State on disk: ten times the budget, ddflow beside RocksDB and DuckDB."
@@ -147,7 +155,8 @@ class LargeState(Bench):
             named, prefix = () if name in PREFIX else ("workload",), PREFIX.get(name, shape.n)
             for step, contender in product(STEPS, CONTENDERS):
                 mine = contender.startswith("ddflow")
-                # In one step ddflow must take all events, far more than the budget, in both modes.
+                # In addition, ddflow must process all events in a single step, in both modes, although the events are
+                # far larger than the budget.
                 sizes = [None] if mine and (step == 0 or prefix < shape.n) else []
                 sizes = [prefix, *sizes] if step else sizes
                 if step == 0 or contender != "ddflow-epoch":
@@ -157,10 +166,13 @@ class LargeState(Bench):
         return jobs
 
     def measure(self, workload: str, contender: str, step: int, events: int | None, memory: str) -> dict[str, Any]:
-        """Warm up, open, watch the memory, then take, check and drop every step; ``events`` None takes all."""
+        """Warm up, open the contender and watch its memory.
+
+        Run each step, check its updates and drop them. ``events=None`` takes all events.
+        """
         shape = LARGE[workload]
         if step % shape.piece:
-            raise ValueError(f"a step of {step} cuts the pieces of {workload}: give a multiple of {shape.piece}")
+            raise ValueError(f"a step of {step} does not fit the pieces of {workload}; use a multiple of {shape.piece}")
         events = events or shape.n
         with tempfile.TemporaryDirectory(prefix="ddflow-bench-") as folder:
             where = (schema(LARGE[workload]), memory, folder)
@@ -171,15 +183,15 @@ class LargeState(Bench):
         return {"workload": job.what["workload"], "events": _events(job)}
 
     def expected(self, workload: str, events: int) -> Any:
-        """Return the marks that every contender must give, and the answer for one epoch."""
+        """Return the marks that every contender must reach, and the answer if all events form one epoch."""
         marks, epoch = reference(LARGE[workload], events, _every(LARGE[workload]))
         known = KNOWN.get((workload, events))
         if known is not None and tuple(marks[-1][1:]) != tuple(known):
-            raise AssertionError(f"the generated input is another one: {marks[-1][1:]}, expected {known}")
+            raise AssertionError(f"the generated input differs: {marks[-1][1:]}, expected {known}")
         return [[list(mark) for mark in marks], list(epoch)]
 
     def wrong(self, job: Job, sample: dict[str, Any], expected: Any) -> str | None:
-        """Compare every mark with the reference's, or the live rows after one epoch."""
+        """Compare every mark with that of the reference. If all events formed one epoch, compare the live rows."""
         (marks, epoch), last = expected, sample["marks"][-1]
         if last[0] != _events(job):
             return f"it took {last[0]:,} of {_events(job):,} upserts"
@@ -214,7 +226,11 @@ class LargeState(Bench):
         return [f"{row['contender']} {row['workload']} {row['steps']} failed: {row['failed']}" for row in failed]
 
     def bars(self, result: Row) -> Iterator[Bar]:
-        """Yield the bars: late rates over the peers' on the same upserts, and private memory."""
+        """Yield the bars (targets).
+
+        The bars limit private memory, and require a ratio between ddflow's late rate and each peer's late rate on the
+        same upserts.
+        """
         rows = [row for row in result["results"] if row["failed"] is None]
         asked = ("workload", "steps", "events")
         for mine in (row for row in rows if row["contender"].startswith("ddflow")):
@@ -240,7 +256,7 @@ def _every(shape: Large) -> int:
 
 
 def _warm(workload: str, contender: str, memory: str) -> None:
-    """Compile or load the contender's code, then make, take and check one small piece."""
+    """Compile or load the contender's code, and then let it process one small piece whose answer is checked."""
     if contender.startswith("ddflow"):
         ours.warm()
     shape = LARGE[workload]
@@ -251,7 +267,7 @@ def _warm(workload: str, contender: str, memory: str) -> None:
 
 
 def _measured(shape: Large, state: Any, step: int, events: int, folder: str) -> dict[str, Any]:
-    """Take every step; return seconds, bytes, and each mark of the updates."""
+    """Run every step. Return the seconds, the bytes, and the count and checksum of the updates at every mark."""
     marks, pace = Marks(_every(shape)), [[0.0, 0.0]]
     seconds = late = cpu = 0.0
     window = max(step, events // LATE // step * step)
@@ -280,9 +296,9 @@ def _measured(shape: Large, state: Any, step: int, events: int, folder: str) -> 
         "cpu_seconds": cpu,
         "late_events": window,
         "marks": [list(mark) for mark in marks.seen],
-        "pace": pace,  # events and seconds so far, about a hundred times
+        "pace": pace,  # events and seconds so far, at about a hundred points of the run
         "idle": list(idle),  # private, mapped, shared bytes before the first step
-        "peak": list(watch.peak),  # the maximum of each
+        "peak": list(watch.peak),  # the maximum of private, mapped and shared bytes
         "disk": disk,
         "stats": stats,
     }

@@ -1,8 +1,9 @@
-"""Measure the latency of one small step on a million loaded keys, merges included.
+"""Measure the latency of one small step on a million loaded keys; some steps include a merge.
 
 A step is one ``push`` and one ``advance_to`` in hold-back mode, timed together until the updates are available. All
-steps count. Medians hide merges, so the table also has the 99th percentile and the longest step. Input tables are made
-before, because that would dominate a small step. At the end, the engine's rows are compared with the events.
+steps are timed. Medians hide merges, so the table also has the 99th percentile and the longest step. Input tables are
+made before the timing, because making them takes longer than a small step. At the end, the bench compares the rows of
+the engine with the expected rows of the events.
 
 Limits: the figures of the Rust original were published for another machine.
 
@@ -34,7 +35,7 @@ RUST_US = {1: 8, 10: 35, 100: 182, 1_000: 1_556, 10_000: 7_953}  # published for
 
 
 class Latency(Bench):
-    """The bench with one job for each number of events a step."""
+    """The bench, with one job for each number of events in a step."""
 
     name = "latency"
     about = "Latency: one push and one advance with a million keys loaded."
@@ -84,7 +85,7 @@ class Latency(Bench):
         }
 
     def bars(self, result: Row) -> Iterator[Bar]:
-        """Yield the bars: medians in microseconds."""
+        """Yield the bars (targets): median latencies in microseconds."""
         for row in result["results"]:
             events, found = row["events"], row["median_us"]
             said = f"{found:,.0f} us; p99 {row['p99_us']:,.0f}, max {row['max_us']:,.0f}"
@@ -92,7 +93,7 @@ class Latency(Bench):
             yield within(f"latency, {events:,} events", said, wanted, found <= WANTED_US[events], peer)
 
     def panels(self, result: Row) -> list[Callable[[Any], None]]:
-        """Draw time and rate over the events of a step."""
+        """Draw two curves over the number of events in a step: the time and the rate."""
         rows = result["results"]
         times = {"median": "median_us", "99th percentile": "p99_us"}
         events = [row["events"] for row in rows]
@@ -112,7 +113,10 @@ class Latency(Bench):
 
 
 def _events(rng: Any, key: Any, at: int) -> pa.Table:
-    """Make upserts of these keys from time ``at``, a thousand a time; 5 % delete, none in the first table."""
+    """Make upserts of these keys. Times start at ``at``, and each time has a thousand upserts.
+
+    5 % of the events delete, but none of them if ``at`` is 0.
+    """
     n = len(key)
     gone = rng.random(n) < (0.05 if at else 0.0)
     val = pa.array(rng.integers(0, 1000, n), mask=gone)
@@ -120,7 +124,7 @@ def _events(rng: Any, key: Any, at: int) -> pa.Table:
 
 
 def check(held: pa.Table, given: Sequence[pa.Table]) -> None:
-    """Raise AssertionError unless the rows are the last of each key."""
+    """Raise AssertionError unless the engine holds the last row of each key."""
     whole = pa.concat_tables(given)
     key, val = whole["key"].to_numpy(), whole["val"].fill_null(-1).to_numpy()
     last = np.full(key.max() + 1, -1)
@@ -129,7 +133,7 @@ def check(held: pa.Table, given: Sequence[pa.Table]) -> None:
     order = np.argsort(held["key"].to_numpy())
     found = held["key"].to_numpy()[order], held["val"].to_numpy()[order]
     if not (np.array_equal(found[0], live) and np.array_equal(found[1], last[live])):
-        raise AssertionError(f"{held.num_rows} rows are held, and they are not the {len(live)} that the events leave")
+        raise AssertionError(f"the engine holds {held.num_rows} rows, which differ from the {len(live)} expected rows")
 
 
 BENCH = Latency()

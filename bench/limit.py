@@ -1,9 +1,11 @@
-"""Give an upper limit: compiled loops that keep int64 -> int64 in open addressing and write the updates.
+"""Measure an upper limit of speed with compiled loops over an open-addressing table from int64 to int64.
 
-They keep the contract of `peers` and nothing else. ``limit``, the fastest loop we found, finds the last event of each
-key of a time in a table that fits the first-level cache. Then it touches these keys' places in the big table, so the
-processor waits for memory once instead of a thousand times, and writes. ``limit_plain`` takes one event after another.
-Limits: int64 only, no history, no verdicts, events in time order; the least int64 marks an empty slot.
+The loops write updates as the contract in `peers` demands, and do nothing else. ``limit`` is the fastest loop we found.
+For each time, this loop finds the last event of each key with a small table that fits the first-level cache. Then the
+loop reads the slots of these keys in the big table. These memory accesses overlap, so the processor waits for memory
+once instead of a thousand times. As its last action for this time, the loop writes the updates. ``limit_plain``
+processes one event after another. Limits: the loops support only int64, keep no history, give no verdicts, and need
+events in time order. The least int64 marks an empty slot, so it cannot be a key.
 
 >>> events = pa.table({"key": [1, 1, 1], "val": [5, 6, None], "time": [0, 1, 1]})
 >>> for loop in (limit, limit_plain):
@@ -29,15 +31,16 @@ STEP = 100_000
 NOTHING = np.int64(-(2**63))
 FIBONACCI = np.uint64(0x9E3779B97F4A7C15)
 
-# Tuples, not objects: reading a field in a loop counts references, which halves the speed. `table`: int64[width *
-# capacity] slots, the shift from hash to slot, and the number of used slots. `events`: key, val, validity bits of val
-# with the offset of the first, time. `out`: key, val, time, diff, int64[2n]. `scratch`: a small table of rows, -1 if
-# free; int64[n] rows, int64[n] slots.
+# These are tuples, not objects: reading an object's field in a loop counts references, which halves the speed.
+# - `table`: the slots, int64[width * capacity]; the shift from hash to slot; the number of used slots.
+# - `events`: key, val, the validity bits of val with the offset of the first bit, and time.
+# - `out`: key, val, time and diff, each int64[2n].
+# - `scratch`: a small table of rows, where -1 is a free slot; int64[n] for rows; int64[n] for slots.
 
 
 @compiled
 def _grown(slots: Any, shift: Any, width: int) -> Any:
-    """Return slots and shift with twice the capacity."""
+    """Copy the slots into a table with twice the capacity; return its slots and its shift."""
     old, slots, shift = slots, np.full(slots.size * 2, NOTHING), shift - np.uint64(1)
     mask = slots.size // width - 1
     for at in range(0, old.size, width):
@@ -52,7 +55,10 @@ def _grown(slots: Any, shift: Any, width: int) -> Any:
 
 @compiled
 def _winners(key: Any, begin: int, end: int, scratch: Any) -> int:
-    """Write the last row of each key in [begin, end) to the scratch rows, latest first; return their number."""
+    """Write the last row of each key in [begin, end) to the scratch rows, with the latest row first.
+
+    Return the number of these rows.
+    """
     small, rows, slots = scratch
     size, shift = 1, np.uint64(64)
     while size < 2 * (end - begin):
@@ -75,7 +81,7 @@ def _winners(key: Any, begin: int, end: int, scratch: Any) -> int:
 
 @compiled
 def _in_groups(table: Any, events: Any, out: Any, scratch: Any) -> Any:
-    """Implement `limit`: slots of (key, value)."""
+    """Implement `limit`, whose slots are (key, value)."""
     keys, vals, bits, offset, times = events
     out_key, out_val, out_time, out_diff = out
     _, rows, places = scratch
@@ -120,7 +126,7 @@ def _in_groups(table: Any, events: Any, out: Any, scratch: Any) -> Any:
 
 @compiled
 def _one_by_one(table: Any, events: Any, out: Any, scratch: Any) -> Any:
-    """Implement `limit_plain`: slots of (key, value, value before this time, time last seen)."""
+    """Implement `limit_plain`, whose slots are (key, value, value before this time, time last seen)."""
     keys, vals, bits, offset, times = events
     out_key, out_val, out_time, out_diff = out
     _, _, places = scratch
@@ -162,12 +168,15 @@ def _one_by_one(table: Any, events: Any, out: Any, scratch: Any) -> Any:
 
 
 def limit(events: pa.Table) -> list[pa.Table]:
-    """Run the fastest loop.  O(n) expected time; ValueError for the least int64."""
+    """Run the fastest loop. O(n) expected time. Raises ValueError if an event has the least int64."""
     return _run(events, _in_groups, 2)
 
 
 def limit_plain(events: pa.Table) -> list[pa.Table]:
-    """Run the plain loop, one event after another.  O(n) expected time; ValueError for the least int64."""
+    """Run the plain loop, one event after another.
+
+    O(n) expected time. Raises ValueError if an event has the least int64.
+    """
     return _run(events, _one_by_one, 4)
 
 
@@ -176,7 +185,8 @@ def _run(events: pa.Table, loop: Callable[..., Any], width: int) -> list[pa.Tabl
     size = 1 << (4 * STEP).bit_length()
     scratch = (np.full(size, -1, np.int64), np.empty(STEP, np.int64), np.empty(STEP, np.int64))
     tables = []
-    # A time on both sides of a step boundary is cut in two; these workloads have steps of whole times.
+    # All events of a time must be in one step; otherwise the loop would treat them as events of two times. In these
+    # workloads, each step has complete times.
     for piece in slices(events, STEP):
         out = tuple(np.empty(2 * piece.num_rows, np.int64) for _ in range(4))
         table, written = loop(table, _columns(piece), out, scratch)
@@ -192,5 +202,5 @@ def _columns(events: pa.Table) -> tuple[Any, ...]:
     offset, bits = (0, every) if bits is None else (val.offset, np.frombuffer(bits, np.uint8))
     for numbers_ in (key.to_numpy(), numbers):
         if len(numbers_) and numbers_.min() == NOTHING:
-            raise ValueError(f"{NOTHING} is a key or a value: the limit keeps it to say that there is none")
+            raise ValueError(f"{NOTHING} is a key or a value, but the limit reserves it for empty slots")
     return key.to_numpy(), numbers, bits, offset, time.to_numpy()

@@ -1,9 +1,11 @@
 """Describe the machine, versions and commit of a result, and calibrate the machine's speed.
 
-The calibration does not use ddflow. It times a bare numba loop (processor), a copy of 256 MB (memory) and syncs of 4 KB
-(disk), before and after the run. If these differ within a run or between two results, compare only ratios, not seconds.
+The calibration does not use ddflow. Before and after the run, it times a bare numba loop (processor), a copy of 256 MB
+(memory) and syncs of 4 KB (disk). If these times differ between the start and the end of a run, or between two results,
+compare only ratios, not seconds.
 
-Limits: the calibration does not show noise within the run; the minimum and maximum of each line do.
+Limits: the calibration does not show noise during the run. The minimum and the maximum of each line show the noise
+during the run.
 
 >>> sorted(calibration(loops=1000, megabytes=1, syncs=1))
 ['copy_gb_per_s', 'fsync_ms', 'loop_ns']
@@ -27,7 +29,7 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
 LIBRARIES = ("ddflow", "numpy", "numba", "pyarrow", "duckdb", "polars", "rocksdict", "pyspark")
-MEASURED = ("ddflow", "spark_bridge", "bench", "pyproject.toml", "requirements.lock")  # code that results depend on
+MEASURED = ("ddflow", "spark_bridge", "bench", "pyproject.toml", "requirements.lock")  # paths that results depend on
 IGNORED = (":!bench/results", ":!*.md")
 
 
@@ -47,7 +49,10 @@ def machine() -> dict[str, Any]:
 
 
 def uncommitted() -> list[str]:
-    """Return the measured files that differ from the commit; untracked files count, results and Markdown do not."""
+    """Return the measured files that differ from the commit.
+
+    Untracked files count as changes; results and Markdown files do not.
+    """
     if not _output("git", "rev-parse", "HEAD"):
         return ["no commit is known here"]
     return _output("git", "status", "--porcelain", "--", *MEASURED, *IGNORED).splitlines()
@@ -58,7 +63,7 @@ def calibration(loops: int = 100_000_000, megabytes: int = 256, syncs: int = 20)
     from numba import njit
 
     @njit
-    def xorshift(turns: int) -> int:  # a turn needs the one before: no vectors, no shortcut
+    def xorshift(turns: int) -> int:  # each turn needs the result of the previous turn, so none can be skipped
         word = np.uint64(88172645463325252)
         for _ in range(turns):
             word ^= word << np.uint64(13)

@@ -1,9 +1,9 @@
-"""Measure the memory of processes: current and peak, by kind of page.
+"""Measure the current and the peak memory of processes, separately for each kind of page.
 
-*Resident* memory includes mapped files that the page cache holds anyway. So the functions separate *private* pages
-(RssAnon) from *mapped* ones. Only the process can free private pages; the system drops mapped ones under memory
-pressure. Limits: a watch misses peaks between two samples. Outside Linux, all pages count as private, and a peak covers
-the whole life of the process.
+*Resident* memory includes mapped files that the page cache holds anyway. So the functions count *private* pages
+(RssAnon) and *mapped* pages separately. Only the process can free private pages. The system drops mapped pages under
+memory pressure. Limits: a `Watch` misses peaks between two samples. On systems other than Linux, all pages count as
+private, and a peak covers the complete life of the process.
 
 >>> import time
 >>> with Watch(every=0.001) as watch:
@@ -30,14 +30,18 @@ import pyarrow as pa
 
 
 class Pages(NamedTuple):
-    """Bytes by kind of page."""
+    """Numbers of bytes, one for each kind of page."""
 
     private: int
     mapped: int
 
 
 def pages(tree: bool = False) -> Pages:
-    """Count the pages of this process, with ``tree`` also of its children; a page that two share counts twice."""
+    """Count the pages of this process.
+
+    With ``tree``, count the pages of the process and of its child processes. A page that several processes share counts
+    once for each of them.
+    """
     me, private, mapped = psutil.Process(), 0, 0
     for process in (me, *me.children(recursive=True)) if tree else (me,):
         with suppress(psutil.Error):  # an ended process holds nothing
@@ -78,9 +82,9 @@ class Watch:
 
 
 def settled() -> int:
-    """Free unused memory; return the resident bytes that are left.
+    """Free unused memory; return the number of resident bytes after that.
 
-    It also trims the C library's free lists. Memory reused from there would not show up as growth.
+    The free lists of the C library are also trimmed, because memory reused from free lists would not show up as growth.
     """
     gc.collect()
     pa.default_memory_pool().release_unused()
@@ -99,13 +103,13 @@ def peak() -> int:
 
 
 def forget_peak() -> None:
-    """Reset the peak; if the system cannot, the peak includes loading the input."""
+    """Reset the peak. If the system does not support that, the peak includes the memory used to load the input."""
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 
 
 def on_disk(folder: str) -> int:
-    """Count the allocated bytes of the files in a folder; skip a file that disappears meanwhile."""
+    """Count the bytes that are allocated for the files in a folder. Skip a file that disappears meanwhile."""
     total = 0
     for path, _, names in os.walk(folder):
         for name in names:

@@ -1,9 +1,11 @@
-"""Count events that change nothing, on a git history as a log and as full contents.
+"""Count events that change nothing. The input is a git history, once as a log and once as full contents.
 
-All feeds read the same commits. In a *log*, each path that a commit changed is an event. In *full files*, each commit's
-whole tree goes through ``engine.replace``, like a nightly export. *ddflow replace* runs the command on the same tables
-in a folder and times the command. Rows carry the commit's number, like an "updated at", which is ignored or not. Every
-feed must end in the tree that git shows. Limits: commits along first parents, without renames.
+All feeds read the same commits. In the feed *log*, each path that a commit changed is an event. In the feed *full
+files*, each commit passes all its files to ``engine.replace``, like a nightly export. The feed *ddflow replace* runs
+and times the command ``ddflow replace`` on a folder with the same tables. Each row has a column with the number of the
+commit, which stands for an "updated at" column. Each feed runs twice: once with the number of the commit ignored, and
+once without ignoring it. Every feed must end with the tree that git shows. Limits: the feeds follow only first parents,
+and do not detect renames.
 
 >>> first, second = list(readings(machine.ROOT, 2, "log"))
 >>> second.num_rows < first.num_rows == next(iter(readings(machine.ROOT, 2, "full files"))).num_rows
@@ -33,13 +35,16 @@ FILES = pa.schema([("path", pa.string()), ("blob", pa.string()), ("gone", pa.boo
 
 
 def git(repository: Path | str, *arguments: str) -> list[bytes]:
-    """Run a git command and return the parts of its output, which end with a null."""
+    """Run a git command and return the parts of its output, which are separated by null bytes."""
     done = subprocess.run(["git", "-C", str(repository), *arguments, "-z"], capture_output=True, check=True)
     return done.stdout.split(b"\0")[:-1]
 
 
 def readings(repository: Path | str, commits: int, feed: str) -> Iterator[pa.Table]:
-    """Yield a table for each of the last commits: its changes, or all its files; the first always has all files."""
+    """Yield a table for each of the last commits.
+
+    The table has the changes of the commit, or all its files. The first table has all files.
+    """
     listed = git(repository, "log", "--first-parent", "--format=%H", "-n", str(commits), "--reverse")
     hashes = [line.decode() for line in listed]
     for number, commit in enumerate(hashes):
@@ -73,7 +78,7 @@ def digest(paths: Any, blobs: Any) -> str:
 
 
 class Noops(Bench):
-    """The bench of each feed, with the commit's number ignored and not."""
+    """The bench that runs each feed twice: with and without ignoring the commit's number."""
 
     name = "noops"
     about = "No-ops: updates of the last commits of a git history, with and without noop_ignore."
@@ -96,7 +101,7 @@ class Noops(Bench):
         return digest(files["path"].to_pylist(), files["blob"].to_pylist())
 
     def measure(self, feed: str, ignored: bool, repository: str, commits: int) -> dict[str, Any]:
-        """Feed all tables, one a step; return the figures."""
+        """Feed all tables, one table in each step, and return the figures."""
         tables = list(readings(repository, commits, feed))
         found = (_command if feed == "ddflow replace" else _engine)(tables, ignored, feed)
         rows = sum(table.num_rows for table in tables)

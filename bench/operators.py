@@ -1,9 +1,11 @@
-"""Measure aggregates, extremes, tops and joins beside a base line, and beside engines that compute again.
+"""Measure aggregates, extremes, tops and joins.
 
-Each line runs in its own process, and its updates must add up to the rows that numpy finds. Lines over W1 start empty
-like `upsert`, with the base ``count``. Joins start with all orders and customers loaded, with W1's ``upsert`` as base.
-The tables of recomputing peers are up to date before the clock starts. Checks between steps are not timed. Limits: one
-thread for ddflow, two for peers that recompute.
+Compare them with a base line, and with engines that recompute the result.
+
+Each line runs in its own process, and its updates must add up to the rows that numpy finds. Lines over W1 start empty,
+like the bench `upsert`, and are compared with the line ``count``. Joins start with all orders and customers loaded, and
+are compared with the line ``upsert`` over W1. Recomputing peers update their tables before the clock starts. Checks
+between steps are not timed. Limits: ddflow has one thread, and recomputing peers have two threads.
 
 >>> sample = BENCH.measure("revenue", "ddflow", keys=200, rows=400, step=100)
 >>> sample["rows"], sample["checksum"] == BENCH.expected("revenue", keys=200, rows=400, step=100)
@@ -52,8 +54,8 @@ FEWER, LARGE, ENTRIES = JOIN._replace(rows=1_300_000), Size(8_000_000, 1_200_000
 BUDGET, BUDGET_BYTES = "128MB", 128_000_000
 INDEX = "index"
 PIECE = 500_000
-"""Orders in one load step, if the load is not counted."""
-# The required share of the base's rate; the required multiple of a peer's rate.
+"""The number of orders in one load step, if the load is not timed."""
+# For each line, the targets: a share of the base line's rate, and a multiple of a peer's rate.
 PARTS = {"aggregates": 0.8, "extremes": 0.5, "top-10": 0.4, "top-1": 0.5, "floats": 0.6, "join": 0.35}
 TIMES = {("revenue-few", "duckdb"): 50.0, ("revenue-few", "polars"): 1.0, ("revenue", "pathway"): 1.0}
 OF_MEMORY, OVER_BUDGET = 0.3, 10
@@ -63,11 +65,11 @@ SAID = {
     "aggregates": "group_by(val % 1000).agg(sum, avg, count) of keys",
     "extremes": "group_by(val % 1000).agg(min, max) of keys",
     "floats": "group_by(val % 1000).agg(sum) of key / 7",
-    "top-10": "top(10, by=key) of each val, of which 950 keys have each",
+    "top-10": "top(10, by=key) of each val, with 950 keys for each val",
     "top-1": "top(1, by=key) of each val",
-    "join": "1 M orders with the city of 100 k customers, whose are a tenth of the events",
+    "join": "1 M orders with the city of 100 k customers; a tenth of the events are customers",
     "join-epochs": "the same, each step an epoch",
-    "join-large": "the same with 8 M orders, which are loaded in steps that count",
+    "join-large": "the same with 8 M orders; the load is timed too",
     "revenue": "the same; count and sum by city",
     "revenue-few": "the same on 10 M orders, 1 k events a step",
     INDEX: "an ordered index by itself",
@@ -75,10 +77,10 @@ SAID = {
 
 
 class Operators(Bench):
-    """The bench of every line, with recomputing peers on the lines that have them."""
+    """The bench that runs every line with ddflow. Some lines also have recomputing peers."""
 
     name = "operators"
-    about = "Operators: aggregates, tops and joins beside a count, an upsert, and those who compute again."
+    about = "Operators: aggregates, tops and joins beside a count, an upsert, and engines that recompute."
     sampled = ("seconds", "cpu_seconds", "step_ms", "peak_mb")
     quick = ({}, {"keys": "20000", "rows": "100000", "step": "10000"})
     columns = (
@@ -98,7 +100,7 @@ class Operators(Bench):
         for contender in CONTENDERS:
             threads = 1 if contender == "ddflow" else THREADS
             jobs.append(job("revenue", contender, FEWER, threads))
-            if contender != "polars-upkeep":  # it takes three seconds a step
+            if contender != "polars-upkeep":  # a step of polars-upkeep takes three seconds
                 jobs.append(job("revenue-few", contender, few, threads, 1))
         if operators_pathway.INTERPRETER:
             jobs.append(job("revenue", "pathway", FEWER, THREADS, 1))
@@ -136,7 +138,10 @@ class Operators(Bench):
         return about | row
 
     def compared(self, rows: list[Row]) -> list[Row]:
-        """Add ``over_base``: the rate over the base line's rate in this run; also by CPU time."""
+        """Add ``over_base``: the ratio of the rate to the base line's rate in this run.
+
+        Add the same ratio by CPU time.
+        """
         mine = {row["line"]: row for row in rows if row["contender"] == "ddflow" and row["budget"] is None}
         for row in rows:
             base = mine.get(base_of(row))
@@ -145,7 +150,7 @@ class Operators(Bench):
         return rows
 
     def tables(self, result: Row) -> Iterator[tuple[str, Sequence[Row]]]:
-        """Yield one table of the lines over W1 and one of the others, without the index."""
+        """Yield a table of the lines over W1 and a table of all other lines except the index."""
         rows = [row for row in result["results"] if row["line"] != INDEX]
         for over, title in ((True, "Over W1, from nothing"), (False, "Orders and customers")):
             if found := [row for row in rows if (row["line"] in LEFT) is over]:
@@ -165,7 +170,10 @@ class Operators(Bench):
         return [f"{said}.", *index]
 
     def bars(self, result: Row) -> Iterator[Bar]:
-        """Yield the bars: the share of the base's rate, or the multiple of a peer's."""
+        """Yield the bars (targets).
+
+        The bars require a share of the base line's rate, or a multiple of a peer's rate.
+        """
         rows = {(row["line"], row["contender"], row["budget"]): row for row in result["results"]}
         for line, part in PARTS.items():
             row = rows.get((line, "ddflow", None))
@@ -186,7 +194,7 @@ class Operators(Bench):
 
 
 def base_of(row: Row) -> str:
-    """Return the line to compare a row with, or an empty text."""
+    """Return the line with which a row is compared, or an empty text."""
     if row["contender"] != "ddflow":
         return row["line"]
     if row["budget"] is not None:
@@ -215,7 +223,10 @@ def plan(line: str, schema: pa.Schema) -> dd.Flow:
 
 
 class Clock:
-    """A clock of `timed` calls: wall and CPU seconds in total, milliseconds of each call."""
+    """A clock that measures calls made through `timed`.
+
+    The clock adds up wall and CPU seconds, and keeps the milliseconds of each call.
+    """
 
     def __init__(self) -> None:
         self.wall, self.cpu, self.each = 0.0, 0.0, list[float]()
@@ -236,7 +247,10 @@ class Clock:
 
 
 def _upserts(line: str, contender: str, of: Size, budget: str | None) -> dict[str, Any]:
-    """Run W1 in steps twice, from empty: the first run gives the memory, the second the time."""
+    """Run W1 in steps twice, each time from an empty state.
+
+    The first run gives the memory, and the second run gives the time.
+    """
     table = events(of)
     memory.settled()
     before = memory.pages().private
@@ -258,7 +272,7 @@ def _upserted(line: str, table: pa.Table, of: Size) -> dict[str, Any]:
 
 
 def _orders(line: str, contender: str, of: Size, budget: str | None) -> dict[str, Any]:
-    """Load orders and customers, then take the steps; if the load is not counted, neither are the first steps."""
+    """Load orders and customers, then run the steps. If the load is not timed, the first steps are not timed either."""
     whole, clock, counted = load(of), Clock(), line == "join-large"
     memory.settled()
     before, rows = memory.pages().private, 0
@@ -276,7 +290,10 @@ def _orders(line: str, contender: str, of: Size, budget: str | None) -> dict[str
 
 
 def _pieces(tables: Tables, step: int) -> list[Tables]:
-    """Split the load: all customers with the first orders, then the other orders."""
+    """Split the load into steps.
+
+    The first step has all customers and some orders, and later steps have the other orders.
+    """
     orders = [tables[ORDERS].slice(begin, step) for begin in range(0, tables[ORDERS].num_rows, step)]
     nothing = tables[CUSTOMERS].slice(0, 0)
     return [{ORDERS: each, CUSTOMERS: nothing if place else tables[CUSTOMERS]} for place, each in enumerate(orders)]

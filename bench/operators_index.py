@@ -1,7 +1,8 @@
-"""Measure the index of ordered arrangements: nanoseconds a look-up and a write, bytes an entry.
+"""Measure the index of ordered arrangements: nanoseconds for a look-up and for a write, and bytes for an entry.
 
-Only calls of `OrderedIndex` are timed. Like in operators, identities are sorted and have three words: two for the group
-and one for an order. Written entries must be found again, and groups must have the rows written to them.
+Only calls of `OrderedIndex` are timed. As in the operators of ddflow, identities are sorted and have three words: two
+words for the group and one for the order. Look-ups must find all written entries, and each group must have the rows
+written to it.
 
 >>> found = measured(entries=4000, step=1000)
 >>> sorted(found)
@@ -18,15 +19,17 @@ from typing import Any
 import numpy as np
 
 GROUP = 1000
-"""Final entries in a group."""
+"""The final number of entries in a group."""
 FIRST = 10
-"""Entries to find in a group."""
+"""The number of entries to find in each group."""
 
 
 def measured(entries: int, step: int) -> dict[str, Any]:
-    """Write entries in sorted steps and look each up before and after; then find the first ten of every group.
+    """Write entries in sorted steps. Look up each entry before the step that writes it, and again after this step.
 
-    Times cover the last half of the steps. Raises AssertionError if an entry is not found.
+    Then find the first ten entries of every group.
+
+    Only the last half of the steps is timed. Raises AssertionError if an entry is not found.
     """
     from ddflow.trace.index import IndexWrite
     from ddflow.trace.ordered_index import OrderedIndex

@@ -1,9 +1,9 @@
-"""Run Pathway on the join and sums of the operators bench, in a separate interpreter.
+"""Run Pathway on the join and the sums of the bench `operators`, in a separate interpreter.
 
-Pathway is not in the locked versions, so ``DDFLOW_BENCH_PATHWAY`` names an interpreter that has it. Install it with
-``python -m venv there; there/bin/pip install pathway``. Without the variable the contender is left out. Pathway gets
-precomputed differences, with one time for the load and one for each step. The timing covers the whole run, load
-included, but not reading files and making tables.
+Pathway is not among the locked packages, so ``DDFLOW_BENCH_PATHWAY`` names an interpreter that has Pathway. Install it
+with ``python -m venv there; there/bin/pip install pathway``. Without the variable the contender is left out. Pathway
+gets precomputed differences, with one time for the load and one time for each step. The timing covers the whole run,
+load included, but not reading files and making tables.
 
 >>> from operators_work import Size
 >>> [sum(table["__diff__"].to_pylist()) for table in differences(Size(keys=50, rows=20, step=10)).values()]
@@ -33,7 +33,7 @@ INTERPRETER = os.environ.get("DDFLOW_BENCH_PATHWAY")
 
 
 def measured(size: Size) -> dict[str, Any]:
-    """Run the program below on so many rows; raise AssertionError if it fails."""
+    """Run the program below on the given number of rows; raise AssertionError if it fails."""
     from operators_work import contents
 
     with tempfile.TemporaryDirectory(prefix="ddflow-bench-") as folder:
@@ -48,7 +48,7 @@ def measured(size: Size) -> dict[str, Any]:
 
 
 def differences(size: Size) -> dict[str, pa.Table]:
-    """Return the differences of load and steps by input, with ``__time__`` and ``__diff__``."""
+    """Return a table of differences for each input, over load and steps, with ``__time__`` and ``__diff__``."""
     from operators_work import CUSTOMERS, ORDERS, changes, loaded
 
     steps = [loaded(size), *(changes(size, number) for number in range(size.steps))]
@@ -75,7 +75,10 @@ def _differences(steps: Iterable[pa.Table], key: str, keys: int) -> pa.Table:
 
 
 def program(folder: Path) -> None:
-    """Run the query over the differences in a folder; print its seconds and write its answer to a file."""
+    """Run the query over the differences in a folder.
+
+    Print how many seconds it took, and write the answer to a file.
+    """
     import pathway as pw
 
     def table(name: str, key: str, *columns: str) -> Any:

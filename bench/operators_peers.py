@@ -28,12 +28,15 @@ if TYPE_CHECKING:
     import ddflow as dd
 
 THREADS = 2
-"""Threads of peers that recompute."""
+"""The number of threads of peers that recompute."""
 QUERY = f"select city, count(*) n, sum(amount) s from {ORDERS} join {CUSTOMERS} on customer = of group by city"
 
 
 def plan(line: str, clock: bool) -> dd.Flow:
-    """Return the flow of orders with their customers' city, and for ``revenue`` count and sum of amounts by city."""
+    """Return the flow that joins each order with the city of its customer.
+
+    For ``revenue``, the flow then counts the orders and sums the amounts by city.
+    """
     import ddflow as dd
 
     flow, time = dd.Flow(), {"time": "time"} if clock else {}
@@ -47,9 +50,9 @@ def plan(line: str, clock: bool) -> dd.Flow:
 
 
 class Incremental:
-    """The contender ddflow: a step is an epoch.
+    """The contender ddflow, which takes each step as an epoch.
 
-    A step of the line ``join`` has the rows of a hundred times, as in W1.
+    In the line ``join``, the rows of a step have a hundred different times, as in W1.
     """
 
     def __init__(self, line: str, size: Size, memory: str | None) -> None:
@@ -70,14 +73,14 @@ class Incremental:
         return self._engine.advance_to(times_of(self._size, number)[0])["out"]
 
     def take(self, out: pa.Table) -> None:
-        """Add the updates to the sum."""
+        """Add the updates to the checksum."""
         self._sum += int(contents([out]), 16)
 
     def answer(self) -> str:
         """Return the checksum of the final rows; raise AssertionError if customers are arranged more than once."""
         held = list(self._engine.stats()["arrangements"])
         if sum(name == CUSTOMERS or "'of'" in name for name in held) != 1:
-            raise AssertionError(f"customers are not arranged once: {held}")
+            raise AssertionError(f"customers are not arranged exactly once: {held}")
         return f"{self._sum % 2**64:016x}"
 
     def bytes(self) -> int:
@@ -87,11 +90,11 @@ class Incremental:
 
 
 class Recomputed:
-    """A peer that recomputes the query at each step and keeps only the last answer.
+    """A peer that recomputes the query at each step and keeps only the newest answer.
 
-    A step has two calls: `ready` before the clock, `step` on the clock. Most peers update their tables in `ready`. So
-    only their query is timed, which flatters them. ``polars-upkeep`` updates them on the clock; ddflow has nothing to
-    do in `ready`.
+    A step has two calls: `ready` is not timed, and `step` is timed. Most peers update their tables in `ready`. So only
+    the query of these peers is timed, which makes them look faster. The peer ``polars-upkeep`` updates its tables in
+    `step`. ddflow does nothing in `ready`.
     """
 
     def __init__(self, line: str, size: Size, memory: str | None) -> None:
@@ -106,12 +109,12 @@ class Recomputed:
         return contents([self._last.select(["city", "n", "s"])])
 
     def bytes(self) -> int:
-        """Return 0: bytes are not counted."""
+        """Return 0, because the bytes of peers are not counted."""
         return 0
 
 
 class Duck(Recomputed):
-    """DuckDB on two threads: it merges into its own tables, then queries them."""
+    """DuckDB on two threads. DuckDB merges the rows of a step into its own tables, and then queries these tables."""
 
     def __init__(self, line: str, size: Size, memory: str | None) -> None:
         super().__init__(line, size, memory)
@@ -135,7 +138,7 @@ class Duck(Recomputed):
 
 
 class Polars(Recomputed):
-    """Polars: a step's rows replace those with the same keys; then it queries the frames."""
+    """Polars. The rows of a step replace the rows with the same keys, and then a query runs over the frames."""
 
     def __init__(self, line: str, size: Size, memory: str | None) -> None:
         super().__init__(line, size, memory)
@@ -161,7 +164,7 @@ class Polars(Recomputed):
 
 
 class PolarsUpkeep(Polars):
-    """Polars that also updates its frames on the clock."""
+    """Polars with the update of its frames included in the time."""
 
     def ready(self, tables: Tables) -> None:
         """Do nothing."""

@@ -1,9 +1,9 @@
 """Make the orders and customers of the operators bench, and each line's known final rows.
 
-Tables depend only on sizes and a seed. Final rows come from numpy scatters, where the last of equal places stays,
-without an operator. Orders are (id, customer, amount), ten a customer. Customers are (of, city), with a thousand
-cities. Nine in ten events of a step are orders and one is a customer, on random keys, a thousand a time. Nothing here
-runs a contender.
+Tables depend only on sizes and a seed. numpy computes the final rows: it assigns all events to arrays in order, so the
+last event of a key remains. Orders have the columns (id, customer, amount), and each customer has ten orders. Customers
+have the columns (of, city), with a thousand cities. In a step, 90 % of the events are orders and 10 % are customers.
+Keys are random, and each time has a thousand events. This module does not run contenders.
 
 >>> size = Size(keys=1000, rows=4000, step=2000)
 >>> [(table.num_rows, table.column_names) for table in changes(size, 0).values()]
@@ -25,11 +25,14 @@ import workloads
 CITIES, VALUES, A_TIME = 1000, 1000, 1000
 ORDERS, CUSTOMERS = "orders", "customers"
 WARM: Final = 3
-"""Steps that are not counted."""
+"""The number of warm-up steps, which are not timed."""
 
 
 class Size(NamedTuple):
-    """A size: ``keys`` orders and a tenth as many customers, then ``rows`` events in steps of ``step``."""
+    """A size.
+
+    The load has ``keys`` orders and a tenth as many customers. Then come ``rows`` events in steps of ``step`` events.
+    """
 
     keys: int
     rows: int
@@ -42,7 +45,7 @@ class Size(NamedTuple):
 
     @property
     def steps(self) -> int:
-        """Number of steps, warm-up included."""
+        """Number of steps, including warm-up steps."""
         return self.rows // self.step
 
 
@@ -50,7 +53,7 @@ Tables = dict[str, pa.Table]
 
 
 def loaded(size: Size) -> Tables:
-    """Return all orders in random order and all customers, before the first time."""
+    """Return all orders in random order and all customers, for a load before the first step."""
     chance = np.random.default_rng([7, size.keys])
     orders = {"id": chance.permutation(size.keys), **_order(chance, size, size.keys)}
     customers = {"of": chance.permutation(size.customers), "city": chance.integers(0, CITIES, size.customers)}
@@ -58,7 +61,7 @@ def loaded(size: Size) -> Tables:
 
 
 def changes(size: Size, number: int) -> Tables:
-    """Return the events of a step by input."""
+    """Return the events of a step, one table for each input."""
     chance, of_customers = np.random.default_rng([8, size.keys, size.step, number]), max(size.step // 10, 1)
     n = size.step - of_customers
     orders = {"id": chance.integers(0, size.keys, n), **_order(chance, size, n)}
@@ -70,7 +73,7 @@ def changes(size: Size, number: int) -> Tables:
 
 
 def times_of(size: Size, number: int) -> tuple[int, int]:
-    """Return the first time of a step and its number of times."""
+    """Return the first time of a step, and how many different times the step has."""
     times = max(size.step // A_TIME, 1)
     return 1 + number * times, times
 
@@ -80,13 +83,13 @@ def _order(chance: Any, size: Size, n: int) -> dict[str, Any]:
 
 
 def _table(columns: dict[str, Any], first: int, times: int) -> pa.Table:
-    """Make a table with a time column that ascends from ``first`` over ``times`` times."""
+    """Make a table with a time column that ascends from ``first`` and has ``times`` different values."""
     n = len(next(iter(columns.values())))
     return pa.table({**columns, "time": first + np.arange(n) * times // n if first else np.zeros(n, np.int64)})
 
 
 def arrays(size: Size) -> tuple[Any, Any, Any]:
-    """Return the final arrays: customer and amount by order, city by customer."""
+    """Return the final arrays: the customer and the amount of each order, and the city of each customer."""
     customer, amount, city = np.empty(size.keys, np.int64), np.empty(size.keys, np.int64), np.empty(0, np.int64)
     city = np.empty(size.customers, np.int64)
     for tables in (loaded(size), *(changes(size, number) for number in range(size.steps))):
@@ -117,11 +120,12 @@ def revenue(size: Size) -> pa.Table:
     return pa.table({"city": there, "n": n[there], "s": s[there]})
 
 
-# Lines over the upserts of `workloads`: the final (key, val), as columns in the order of `grouped`.
+# The next lines take the upserts of `workloads`, with rows (key, val). The columns of each line are in the order of
+# `grouped`.
 
 
 def events(size: Size) -> pa.Table:
-    """Return the upserts of W1 or of a similar shape."""
+    """Return the upserts of W1, or of a workload with a similar shape."""
     return workloads.load("w1") if size[:2] == (1_000_000, 10_000_000) else workloads.build(_shape(size))
 
 
@@ -139,7 +143,7 @@ def grouped(line: str, size: Size) -> pa.Table:
 
 
 def _groups(key: Any, val: Any) -> Iterator[tuple[int, Any]]:
-    """Yield each value with its keys, ascending."""
+    """Yield each value with its keys, which are in ascending order."""
     order = np.lexsort((key, val))
     key, val = key[order], val[order]
     edges = np.flatnonzero(np.diff(val)) + 1
@@ -177,7 +181,7 @@ LEFT: dict[str, Callable[[Any, Any], pa.Table]] = {
 
 
 def contents(tables: Any) -> str:
-    """Return the checksum of rows without times; updates have the same checksum as the rows they add up to."""
+    """Return the checksum of rows, ignoring times. Updates have the same checksum as the rows to which they add up."""
     total = 0
     for table in tables:
         names = [name for name in table.column_names if name not in ("_time", "_diff")]

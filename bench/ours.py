@@ -1,8 +1,11 @@
-"""Run ddflow as a contender: steps of 100 k rows through ``push`` and ``advance_to``, or one single step.
+"""Run ddflow as a contender.
 
-The engine gets slices in order of arrival, and after each a frontier at the first time of the next, so no time closes
-too early. Peers with the whole input sort once; the engine keeps state between 100 steps. A run ends with
-``advance_to(CLOSED)`` and checks that every event got its verdict. This module does not measure.
+ddflow takes the events through ``push`` and ``advance_to``, in steps of 100 k rows or in one single step.
+
+The engine gets slices in order of arrival. After each slice, the frontier advances to the first time of the next slice,
+so no time closes too early. Peers that get the complete input at once sort once, but the engine takes about a hundred
+steps and keeps state between steps. A run ends with ``advance_to(CLOSED)`` and checks that every event got a verdict.
+This module does not measure time.
 
 >>> events = pa.table({"key": [1, 1, 1], "val": [5, 6, None], "time": [0, 1, 1]})
 >>> for line in ("upsert", "backfill"):
@@ -35,7 +38,10 @@ def warm() -> None:
 
 
 def plan(schema: pa.Schema, line: str) -> dd.Flow:
-    """Return the flow of a line: upserts and the operators in ``line``, with output ``out``; a null ``val`` deletes."""
+    """Return the flow of a line: upserts, then the operators in ``line``, with the output ``out``.
+
+    A null ``val`` deletes a row.
+    """
     import ddflow as dd
 
     flow = dd.Flow()
@@ -76,4 +82,6 @@ def check_verdicts(engine: dd.Engine, events: int) -> None:
     """Raise AssertionError unless every event has its verdict."""
     resolved, pending = engine.verdicts.total, engine.verdicts.pending
     if resolved != events or pending:
-        raise AssertionError(f"{events} events in, {resolved} with a verdict and {pending} pending: verdicts are lost")
+        raise AssertionError(
+            f"of {events} events, {resolved} have a verdict and {pending} are pending: verdicts are missing"
+        )

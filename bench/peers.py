@@ -1,9 +1,9 @@
-"""Run the peers in Python and numpy: a dict loop and two whole-array programs.
+"""Run the peers in Python and numpy: a dict loop, and two numpy programs over whole arrays.
 
 Every peer keeps the engine's contract. Input: an Arrow table of (key, val or null, time), in time order. Output: Arrow
 tables of (key, val, ``_time``, ``_diff``), ordered by ``_time``, with a key's retraction before its assertion. The last
-event of a key at a time wins. A null deletes, and an event without a change gives no update. Each contender states what
-it *assumes* and whether it orders its output. Nothing here measures.
+event of a key at a time wins. A null deletes, and an event without a change gives no update. Each contender states its
+*assumptions* and whether it orders its output. This module does not measure time.
 
 >>> events = pa.table({"key": [1, 1, 1], "val": [5, 6, None], "time": [0, 1, 1]})
 >>> for peer in (dict_loop, numpy_lexsort, numpy_arrival):
@@ -27,10 +27,10 @@ FLUSH = 200_000  # updates that a dict loop collects before it makes an Arrow ta
 
 
 def dict_loop(events: pa.Table, line: str = "upsert") -> list[pa.Table]:
-    """Loop over the events with one dict from key to value; the only peer that runs every line.
+    """Loop over the events with one dict from key to value. No other peer runs every line.
 
-    Within a time, ``dict(zip(...))`` picks the last event of a key at C speed. Updates go into a flat list, because
-    tuples cost garbage collection three times the loop's time. O(n) time.
+    Within a time, ``dict(zip(...))`` picks the last event of a key at C speed. Updates go into a flat list. With a list
+    of tuples, garbage collection takes three times as long as the loop. O(n) time.
     """
     keys, vals, times = (events[name].to_pylist() for name in ("key", "val", "time"))
     sink = _Sink(events.schema, line)
@@ -56,13 +56,13 @@ def dict_loop(events: pa.Table, line: str = "upsert") -> list[pa.Table]:
 
 
 def _ends(events: pa.Table) -> list[int]:
-    """Return the end row of each time."""
+    """Return, for each time, the position that follows the last row of the time."""
     times = events["time"].to_numpy()
     return [*(np.flatnonzero(np.diff(times)) + 1).tolist(), len(times)] if len(times) else []
 
 
 class _Sink:
-    """A sink of the dict loop's updates: it applies the line's operators and fills Arrow tables."""
+    """A sink for the updates of the dict loop. The sink applies the line's operators and fills Arrow tables."""
 
     def __init__(self, schema: pa.Schema, line: str) -> None:
         self.flat: list[Any] = []  # key, val, time, diff, key, val, time, diff, ...
@@ -92,7 +92,7 @@ class _Sink:
             flat.clear()
 
     def _counted(self, flat: list[Any], time: int) -> list[Any]:
-        """Return the changes of the counts for the updates of one time."""
+        """Return how the updates of one time change the counts."""
         net: Counter[Any] = Counter()
         for val, diff in zip(flat[1::4], flat[3::4], strict=True):
             net[val] += diff
@@ -141,7 +141,7 @@ def _updates(columns: Columns, key: Any, val: Any, time: Any, diff: Any) -> list
 
 
 def heads(values: Any) -> Any:
-    """Return bool[n]: true at the start of each run of equal values."""
+    """Return bool[n], which is true at the start of each run of equal values."""
     head = np.empty(len(values), bool)
     head[:1] = True
     np.not_equal(values[1:], values[:-1], out=head[1:])
@@ -151,7 +151,7 @@ def heads(values: Any) -> Any:
 def numpy_lexsort(events: pa.Table) -> list[pa.Table]:
     """Sort by (key, time), compare neighbours, and sort updates by time; events may be in any order.
 
-    O(n log n) time, about twelve arrays of n rows at once.
+    O(n log n) time, and memory for about twelve arrays of n rows at once.
     """
     columns = columns_of(events)
     order = np.lexsort((columns.time, columns.key))  # stable: the last event of a (key, time) stays last
@@ -171,8 +171,8 @@ def numpy_lexsort(events: pa.Table) -> list[pa.Table]:
 def numpy_arrival(events: pa.Table) -> list[pa.Table]:
     """Run the fastest numpy program we found, for events in time order: a single sort by key.
 
-    If key and row number fit into one uint64, they are packed and sorted with vector instructions. Old values are
-    scattered back to their rows, so the output needs no sort. O(n log n) time.
+    If the key and the row number fit into one uint64, they are packed into it and sorted with vector instructions. The
+    program writes each old value back to the place of its event, so the output needs no sort. O(n log n) time.
     """
     columns = columns_of(events)
     order = by_key(columns.key)
@@ -190,8 +190,8 @@ def numpy_arrival(events: pa.Table) -> list[pa.Table]:
 def in_arrival_order(columns: Columns, rows: Any, old: Any, retracts: Any, asserts: Any) -> list[pa.Table]:
     """Return the updates of the winners in the order of their rows, each retraction before its assertion.  O(n).
 
-    ``rows`` are the winners' rows. Each has its ``old`` value, whether to retract that, and whether to assert its own
-    value.
+    ``rows`` are the winners' rows. The arguments give for each winner its ``old`` value, whether to retract the old
+    value, and whether to assert its own value.
     """
     n = len(columns.key)
     before, out, into = np.empty(n, np.int64), np.zeros(n, bool), np.zeros(n, bool)

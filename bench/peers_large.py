@@ -1,7 +1,7 @@
-"""Run the peers with state on disk, inside a budget: RocksDB through rocksdict, and DuckDB on a file.
+"""Run the peers that keep state on disk within a budget: RocksDB through rocksdict, and DuckDB on a file.
 
-They keep the contract of `peers`, step by step, without log or sync, because ddflow's spill is not durable either. Each
-has the fastest settings we found; bench/README.md names the slower ones.
+The peers keep the contract of `peers`, step by step. The peers use no log and no sync, because ddflow's spill is not
+durable either. Each peer has the fastest settings we found; bench/README.md names slower settings.
 
 >>> import tempfile
 >>> events = pa.table({"key": [1, 1, 1], "val": [5, 6, None], "time": [0, 0, 1]})
@@ -30,11 +30,14 @@ ABSENT = -1  # a missing value; values and codes are never negative
 
 
 class Rocks:
-    """RocksDB in raw mode; ``memory`` is half memtables, half block cache, or all memtables with ``mapped``.
+    """RocksDB in raw mode.
 
-    One Python call per event would measure Python, so each step has one sorted multi-get and one write batch. With
-    ``mapped``, blocks are read from mapped files, as ddflow reads its own. Indexes and filters are outside the budget
-    (about 1.4 bytes a key): inside it they evicted each other, which was slower.
+    Half of ``memory`` is for memtables and half for the block cache; with ``mapped``, all of it is for memtables.
+
+    With one Python call for each event, the bench would measure Python. So each step makes one sorted multi-get and one
+    write batch. With ``mapped``, RocksDB reads its blocks from mapped files, as ddflow does with its batches. Indexes
+    and filters take about 1.4 bytes for each key, which do not count towards the budget. When indexes and filters were
+    inside the budget, they evicted each other from the cache, which was slower.
     """
 
     def __init__(self, folder: str, memory: int, schema: pa.Schema, mapped: bool = False) -> None:
@@ -75,7 +78,7 @@ class Rocks:
         return updates
 
     def _with_old(self, columns: Columns, events: pa.Table, held: list[bytes | None]) -> tuple[Columns, Any]:
-        """Return the columns and the stored values, in the same codes."""
+        """Return the columns and the stored values, with the same dictionary code for equal texts."""
         if not self._texts:
             absent = np.int64(ABSENT).tobytes()
             return columns, np.frombuffer(b"".join([absent if one is None else one for one in held]), np.int64)
@@ -101,7 +104,7 @@ class Rocks:
 
 
 def _names(keys: Any, words: pa.Array | None) -> list[bytes]:
-    """Return keys as bytes in the same sort order; texts keep their order."""
+    """Return keys as bytes that sort like the keys."""
     return keys.astype(">i8").view("V8").tolist() if words is None else _texts(keys, words)
 
 
@@ -115,7 +118,7 @@ def _texts(codes: Any, words: pa.Array) -> list[bytes]:
 
 
 class Duck:
-    """DuckDB with its state table in a file, two threads and ``memory`` as its limit, without a key index.
+    """DuckDB with its state table in a file, two threads, and ``memory`` as its limit. The table has no key index.
 
     A primary key was no faster in steps of 100 k over 18 million keys, and ran out of memory in steps of a million.
     """
@@ -131,7 +134,7 @@ class Duck:
             self._connection.execute(statement)
 
     def take(self, events: pa.Table) -> pa.Table:
-        """Return the updates of a step and update the state.  O(state) time, because it scans the state."""
+        """Return the updates of a step and update the state. O(state) time, because DuckDB scans the state."""
         return one_step(self._connection, events)
 
     def close(self) -> None:

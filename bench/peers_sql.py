@@ -1,8 +1,9 @@
-"""Run the peers DuckDB, over the whole input or in steps against a state table, and Polars.
+"""Run the peers DuckDB and Polars. DuckDB takes the whole input at once, or steps against a state table.
 
-They keep the contract of `peers`. Each engine gets the fastest query we found; bench/README.md names the slower ones.
-Inputs and results are Arrow, through the engine's own API. Neither engine keeps an unrequested order, so the query
-numbers the arrivals. A second contender without ordered output shows the cost of the order. Nothing here measures.
+Both peers keep the contract that `peers` describes. Each engine gets the fastest query we found; bench/README.md names
+slower queries. Inputs and results are Arrow tables, which pass through the API of each engine. Neither engine keeps the
+order of input rows by itself, so the query numbers the rows. A second contender without ordered output shows the cost
+of the order.
 
 >>> import pyarrow as pa
 >>> events = pa.table({"key": [1, 1, 1], "val": [5, 6, None], "time": [0, 1, 1]})
@@ -29,7 +30,7 @@ WINNERS = """
     followed as (select *, lead(time) over (partition by key order by seq) as later from numbered),
     winners as (select * from followed where later is distinct from time)"""
 
-# The retractions and assertions of the winners, from their old values.
+# The retractions and assertions of the winning events, computed with the old values of their keys.
 UPDATES = """
     select key, old as val, time as _time, (-1)::bigint as _diff from resolved
     where old is not null and old is distinct from val
@@ -48,7 +49,7 @@ def connect(threads: int, path: str = ":memory:") -> duckdb.DuckDBPyConnection:
 
 
 def duckdb_whole(events: pa.Table, threads: int, ordered: bool = True) -> list[pa.Table]:
-    """Run one query over all events; ``lag`` gives a winner the value of the winner before it."""
+    """Run one query over all events. ``lag`` gives each winning event the value of its key's previous winner."""
     with connect(threads) as connection:
         connection.register("events", events)
         query = f"""with {WINNERS},
@@ -76,7 +77,8 @@ def one_step(connection: duckdb.DuckDBPyConnection, events: pa.Table) -> pa.Tabl
         from winners left join state using (key)
         window of_key as (partition by winners.key order by seq)""")
     updates = connection.sql(f"{UPDATES} order by _time, _diff").to_arrow_table()
-    # A deleted key stays as a null, which reads as absent: deleting its row made later steps slower.
+    # A deleted key stays with a null value, which counts as absent. Deleting the row of the key made later steps
+    # slower.
     connection.execute("""merge into state using (select key, val from resolved where later is null) as new
         on state.key = new.key
         when matched then update set val = new.val
@@ -85,7 +87,7 @@ def one_step(connection: duckdb.DuckDBPyConnection, events: pa.Table) -> pa.Tabl
 
 
 def polars_whole(events: pa.Table, ordered: bool = True) -> list[pa.Table]:
-    """Run one lazy query: sort by key, stably, compare neighbours, then merge two halves in order of arrival.
+    """Run one lazy query: sort stably by key, compare neighbours, then merge retractions and assertions by arrival.
 
     The number of threads is ``POLARS_MAX_THREADS`` when polars is first imported.
     """
@@ -113,7 +115,7 @@ def polars_whole(events: pa.Table, ordered: bool = True) -> list[pa.Table]:
     return [merged.drop("place").collect().to_arrow()]
 
 
-# The last event of each (key, time), and the row number of the one before it in this step.
+# The last event of each (key, time), and the row number of the previous such event of its key in this step.
 WIDE_WINNERS = """create or replace temp table winners as
     with numbered as (select *, row_number() over () as seq from events),
     followed as (select *, lead(time) over (partition by key order by seq) as later from numbered)
@@ -121,10 +123,10 @@ WIDE_WINNERS = """create or replace temp table winners as
 
 
 def duckdb_wide_steps(events: pa.Table, threads: int, step: int = 100_000) -> list[pa.Table]:
-    """Do the same for rows with any columns between ``key`` and ``time``, without deletes.
+    """Do the same as `duckdb_steps` for rows with any columns between ``key`` and ``time``, without deletes.
 
-    Window functions carry every column along. So only row numbers pass through them, and a join brings back the old
-    row. Structs, and a ``lag`` of every column, were slower.
+    A window function copies every column of its input. So only row numbers pass through window functions, and a join
+    brings back the old row. Two other ways were slower: rows as structs, and a ``lag`` of every column.
     """
     sql = _statements([name for name in events.column_names if name != "time"])
     tables = []
@@ -141,7 +143,7 @@ def duckdb_wide_steps(events: pa.Table, threads: int, step: int = 100_000) -> li
 
 
 def _statements(names: list[str]) -> dict[str, str]:
-    """Return the statements of a step for a row of these columns, ``key`` included."""
+    """Return the SQL statements of a step for rows with these columns, which include ``key``."""
     quoted = [f'"{name}"' for name in names]
     rest = [name for name in quoted if name != '"key"']
 

@@ -1,6 +1,7 @@
-"""Generate large workloads in pieces, which never exist as a whole, not even on disk.
+"""Generate large workloads piece by piece; a complete workload never exists, not even on disk.
 
-Piece ``i`` has its own generator, so prefixes are reproducible; a *mark* is count and checksum after so many upserts.
+Piece ``i`` has its own random generator, so prefixes are reproducible. A *mark* is the count and the checksum of all
+updates after n upserts.
 
 >>> shape = LARGE["tinyl"]
 >>> batch = piece(shape, 1)
@@ -26,7 +27,10 @@ CHECKED = 65_536  # rows of updates in one check, so that checks take little mem
 
 
 class Large(NamedTuple):
-    """A workload of ``n`` upserts over ``keys`` keys in pieces of ``piece`` rows, otherwise like `workloads.Shape`."""
+    """A workload of ``n`` upserts over ``keys`` keys, in pieces of ``piece`` rows.
+
+    All other parameters are as in `workloads.Shape`.
+    """
 
     n: int
     keys: int
@@ -53,7 +57,7 @@ LARGE = {
     "tinyl3": Large(60_000, 24_000, strings=True, piece=10_000),
 }
 
-# Updates of the first so many upserts; `reference` must find the same.
+# The known marks after some numbers of upserts; `reference` must find the same marks.
 KNOWN = {
     ("w1l", 20_000_000): Answer(25_975_231, "fbf77ff292e847d7"),
     ("w1l", 50_000_000): Answer(77_499_281, "2e9a38e47099916a"),
@@ -64,7 +68,10 @@ KNOWN = {
 
 
 class Marks:
-    """A running sum of updates that notes a `Mark` after every ``every`` upserts.  O(updates), little memory."""
+    """A running sum of updates.
+
+    After every ``every`` upserts, the sum records a `Mark`. O(updates), little memory.
+    """
 
     def __init__(self, every: int) -> None:
         self.every, self.seen = every, list[Mark]()
@@ -98,7 +105,7 @@ def schema(shape: Large) -> pa.Schema:
 
 
 def pieces(shape: Large, start: int, stop: int) -> Iterator[pa.RecordBatch]:
-    """Yield upserts [start, stop) in pieces; a piece must begin at ``start``."""
+    """Yield upserts [start, stop) in pieces.  ``start`` must be the beginning of a piece."""
     for number in _covering(shape, start, stop):
         batch = piece(shape, number)
         yield batch.slice(0, stop - number * shape.piece)
@@ -111,10 +118,12 @@ def _numbers(shape: Large, number: int) -> tuple[Any, Any, Any]:
 
 
 def reference(shape: Large, events: int, every: int) -> tuple[list[Mark], Answer]:
-    """Return the marks of the first ``events`` upserts, and the answer as one epoch (time 0): the live rows.
+    """Return the marks of the first ``events`` upserts.
 
-    It does not use any contender. Keys are small integers, so values are in one flat array by key, with ``-1`` for no
-    value.
+    Return also the answer of a run that takes all upserts as one epoch at time 0: the live rows.
+
+    This function does not use any contender. Keys are small integers, so one flat array has the value of each key, with
+    ``-1`` for no value.
     """
     state: Any = np.full(shape.keys, -1, np.int16 if shape.values < 2**15 else np.int64)
     marks = Marks(every)
@@ -138,7 +147,10 @@ def _covering(shape: Large, start: int, stop: int) -> range:
 
 
 def updates(state: Any, key: Any, val: Any, time: Any) -> pa.Table:
-    """Return the updates of upserts in order of arrival, where -1 deletes, and update ``state`` (val[key])."""
+    """Return the updates of the upserts, and write the new values to ``state`` (val[key]).
+
+    The upserts are in order of arrival, and the value -1 deletes a key.
+    """
     order = np.argsort(key, kind="stable")
     key, val, time = key[order], val[order], time[order]
     same = key[1:] == key[:-1]

@@ -1,10 +1,11 @@
-"""Measure the driver's part of an epoch, begin and finish, from 10 to 1,000 partitions.
+"""Measure the driver's part of an epoch, `begin` and `finish`, with 10 to 1,000 partitions.
 
-Real tasks on real rows write real files and make the receipts, in both stages of a plan that counts after a projection.
-The tasks run one after the other; only `EpochDriver.begin` and `EpochDriver.finish` are timed. After the last commit
-the state must hold the input rows.
+The receipts come from real tasks, which process real rows and write real files. The plan counts after a projection, so
+it has two stages. The tasks run one after the other; only `EpochDriver.begin` and `EpochDriver.finish` are timed. After
+the last commit the state must hold the input rows.
 
-Limits: `finish` checks each file's name and length; the content is checked when the file is opened.
+Limits: `finish` checks only the name and the length of each file. The content is checked later, when a task opens the
+file.
 
 >>> row = BENCH.measure(3, 2)
 >>> row["receipts"], row["files"] > 6, row["finish_ms"][0] > 0
@@ -27,15 +28,15 @@ from report import Bar, Row, within
 from runner import Bench, Job
 
 SIZES = (10, 100, 1000)
-ROWS = 20  # per partition and epoch
+ROWS = 20  # rows for each partition and epoch
 BAR_OF, BAR_MS = 1000, 1000  # milliseconds allowed to commit the receipts of so many partitions
 
 
 class Receipts(Bench):
-    """The bench with one job for each number of partitions."""
+    """The bench, with one job for each number of partitions."""
 
     name = "receipts"
-    about = "Receipts: what the driver does of an epoch, begin, and finish with all receipts."
+    about = "Receipts: the part of the driver in an epoch: begin, and finish with all receipts."
     figures = ("finish_ms",)
     quick = ({"partitions": "10,100"}, {})
     columns = (
@@ -47,7 +48,7 @@ class Receipts(Bench):
         return [Job({"partitions": partitions, "epochs": 8}) for partitions in SIZES]
 
     def measure(self, partitions: int, epochs: int) -> dict[str, Any]:
-        """Commit ``epochs`` epochs and time the driver's part of all but the first."""
+        """Commit ``epochs`` epochs. Time the driver's part of every epoch after the first."""
         import ddflow as dd
         from ddflow.partitions.commit import DriverOptions, EpochDriver
         from ddflow.partitions.step import StagePartition
@@ -76,7 +77,7 @@ class Receipts(Bench):
             coordinator.close()
             held = dd.read(state, "rows")
             if dict(zip(held["key"].to_pylist(), held["val"].to_pylist(), strict=True)) != given:
-                raise AssertionError("the state holds other rows than were given")
+                raise AssertionError("the state holds rows that differ from the input")
             there = len(os.listdir(os.path.join(state, "blobs")))
         return {
             "receipts": 2 * partitions,

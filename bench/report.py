@@ -1,9 +1,9 @@
-"""Render a JSON result as tables on the terminal, in Markdown, and as a picture.
+"""Show a JSON result as tables on the terminal, as Markdown, and as a picture.
 
-The JSON holds every sample and the machine; tables, bars and pictures are computed from it alone, so stored results can
-be rendered again. `results/<bench>.json` is the current result; git keeps older ones. A bar is a target. A target that
-was set as a rate beside a peer's rate is tested as a ratio, so it holds on any machine. Figures published for another
-machine are never required.
+The JSON has every sample and the description of the machine. Tables, bars and pictures are computed only from the JSON,
+so you can show stored results again. `results/<bench>.json` is the current result; git keeps older ones. A bar is a
+target. Some targets were set as two rates, one of ddflow and one of a peer. For these, the bench tests the ratio of the
+rates, which is valid on any machine. Figures published for another machine are never required.
 
 >>> print(table("keys {keys:,} | MB {bytes!M:.1f} | s {s!m}", [{"keys": 10_000, "bytes": 2_500_000, "s": [1, 2, 9]}]))
 | keys | MB | s |
@@ -38,7 +38,10 @@ BARS += "needed {needed:.2f} | met {met!y}"
 
 
 class Bar(NamedTuple):
-    """A bar: figures as text, and ``ratio`` and ``needed`` as numbers if a ratio decides."""
+    """A bar.
+
+    The figures of a bar are text. ``ratio`` and ``needed`` are numbers if a ratio decides whether the bar is met.
+    """
 
     line: str
     ours: str
@@ -52,19 +55,22 @@ class Bar(NamedTuple):
 def at_least(
     line: str, ours: float, peer: str, theirs: float, times: float, wanted: str = "", digits: tuple[int, int] = (1, 1)
 ) -> Bar:
-    """Require our rate to be ``times`` the peer's in the same run; ``digits`` are the decimals of the two rates."""
+    """Require that our rate is ``times`` the peer's rate in the same run.
+
+    The two rates are printed with ``digits`` decimals.
+    """
     ratio = ours / theirs
     said = f"{ours:.{digits[0]}f} M/s", wanted, f"{peer} {theirs:.{digits[1]}f}"
     return Bar(line, *said, ratio, times, ratio >= times)
 
 
 def within(line: str, said: str, wanted: str, met: bool, peer: str = "") -> Bar:
-    """Require a figure to keep its limit, without a ratio."""
+    """Require that a figure is within a fixed limit, independent of any peer."""
     return Bar(line, said, wanted, peer, None, None, met)
 
 
 class _Cells(string.Formatter):
-    """A formatter of row fields; a field that is None or missing becomes empty text."""
+    """A formatter of the fields of a row. If a field is None or missing, the result is empty text."""
 
     def get_value(self, key: Any, args: Any, kwargs: Any) -> Any:
         return kwargs.get(key)
@@ -79,7 +85,7 @@ class _Cells(string.Formatter):
 
 
 def read(path: Path) -> list[Row]:
-    """Read the results of a file: one bench, or all of a suite."""
+    """Read the results in a file, which contains either one bench or all benches of a suite."""
     found = json.loads(path.read_text())
     return found if isinstance(found, list) else [found]
 
@@ -96,7 +102,7 @@ def cells(spec: str, row: Row) -> list[str]:
 
 
 def table(spec: str, rows: Iterable[Row]) -> str:
-    """Format a Markdown table: first column left-aligned, the others right-aligned."""
+    """Format a Markdown table. The first column is left-aligned, and all further columns are right-aligned."""
     lines = [[heading for heading, _ in columns(spec)], ["---", *["---:"] * spec.count("|")]]
     lines += [cells(spec, row) for row in rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
@@ -111,7 +117,7 @@ def grouped(rows: Iterable[Row], *names: str) -> Iterator[tuple[tuple[Any, ...],
 
 
 def print_table(console: Console, title: str, spec: str, rows: Iterable[Row]) -> None:
-    """Print the same table on a terminal."""
+    """Print a table of these headings and rows on a terminal."""
     shown = Table(title=title, title_justify="left")
     for place, (heading, _) in enumerate(columns(spec)):
         shown.add_column(heading, justify="right" if place else "left", no_wrap=True)
@@ -162,7 +168,7 @@ def keep(folder: Path, bench: Bench, result: Row, suffix: str = "") -> Path:
 
 
 def draw(panels: Sequence[Callable[[Any], None]], path: Path) -> None:
-    """Save panels below each other in one picture; each function draws on its axes."""
+    """Save panels below each other in one picture. Each function draws its panel on the axes that it gets."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -177,7 +183,10 @@ def draw(panels: Sequence[Callable[[Any], None]], path: Path) -> None:
 
 
 def draw_bars(axis: Any, title: str, names: Sequence[str], values: Sequence[float]) -> None:
-    """Draw rates as horizontal bars with their figures, the first on top and ours in our colour."""
+    """Draw rates as horizontal bars with their figures.
+
+    The first rate is on top, and the bars of ddflow have their own colour.
+    """
     colours = [OURS if name.startswith("ddflow") else THEIRS for name in names]
     bars = axis.barh(names[::-1], values[::-1], color=colours[::-1])
     axis.bar_label(bars, labels=[f"{value:.3g}" for value in values[::-1]], padding=3)

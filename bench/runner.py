@@ -1,11 +1,12 @@
 """Run jobs in interleaved rounds, each in a fresh process, and check every answer.
 
-A `Bench` lists its jobs as data. It also says how to take and check a sample, and which columns and bars to show.
-``--only`` chooses jobs by field and ``--set`` changes fields, so all benches share one set of options.
+A `Bench` lists its jobs as data. A `Bench` also says how to take and check a sample, and which columns and bars to
+show. ``--only`` chooses jobs by field and ``--set`` changes fields, so all benches share one set of options.
 
-Guarantees: a wrong count, checksum or order, or a job that does not finish, fails the run: exit code 1 and no result. A
-fresh process starts without warm allocator pages and with its own thread limits. Rounds start at different jobs, so a
-busy minute does not hit one contender twice. Results are stored only for committed code.
+Guarantees: the run fails if a count, a checksum or an order is wrong, or if a job does not finish. A failed run exits
+with code 1 and stores no result. A fresh process has no warm allocator pages from an earlier job, and it has its own
+thread limits. Rounds start at different jobs, so a busy minute does not affect the same contender in each round.
+Results are stored only for committed code.
 
 >>> [job.what["n"] for _, job in turns([(Bench(), Job({"n": n}, rounds=2)) for n in range(4)], 1, 2)]
 [2, 3, 0, 1]
@@ -36,11 +37,11 @@ THREADS = ("POLARS_MAX_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL
 
 
 class ChildFailed(RuntimeError):
-    """A failure of a child process; the message is its standard error."""
+    """A failure of a child process. The message is the standard error output of the child."""
 
 
 class Job(NamedTuple):
-    """A measurement as data: ``what`` holds the arguments of `Bench.measure` and the first fields of the row.
+    """A measurement as data. ``what`` has the arguments of `Bench.measure`, which are also the first fields of the row.
 
     ``may_fail``: report a peer that exceeds its budget or time as a row instead of failing the run. ``named``: fields
     that ``--only`` must name before the job runs.
@@ -58,7 +59,7 @@ class Job(NamedTuple):
 
 
 class Bench:
-    """A bench with its defaults.
+    """A bench; subclasses replace these defaults.
 
     `measure` and `expected` run in a child process, everything else in the parent.
     """
@@ -76,15 +77,15 @@ class Bench:
         raise NotImplementedError
 
     def measure(self, **what: Any) -> dict[str, Any]:
-        """Take one sample; raise AssertionError if the answer is visibly wrong."""
+        """Take one sample. Raise AssertionError if the answer is wrong in a way that this method itself can see."""
         raise NotImplementedError
 
     def question(self, job: Job) -> dict[str, Any] | None:
-        """Return the arguments of `expected` for a job, or None if `measure` checks its own answer."""
+        """Return the arguments of `expected` for a job, or None if `measure` checks the answer by itself."""
         return None
 
     def expected(self, **what: Any) -> Any:
-        """Compute the known answer without the contender."""
+        """Compute the known answer, without using the contender."""
         raise NotImplementedError
 
     def wrong(self, job: Job, sample: dict[str, Any], expected: Any) -> str | None:
@@ -114,7 +115,7 @@ class Bench:
         return []
 
     def bars(self, result: Row) -> Iterable[Bar]:
-        """Yield the bars that the result has figures for."""
+        """Yield the bars for which the result has figures."""
         return ()
 
     def panels(self, result: Row) -> list[Callable[[Any], None]]:
@@ -129,7 +130,10 @@ def load(name: str) -> Bench:
 
 
 def environment(threads: int, root: Path = machine.ROOT) -> dict[str, str]:
-    """Return a child's environment: all libraries limited to ``threads``, and ``root`` first on the Python path."""
+    """Return the environment of a child process.
+
+    This environment limits all libraries to ``threads``, and puts ``root`` first on the Python path.
+    """
     path = os.pathsep.join(filter(None, (str(root), os.environ.get("PYTHONPATH"))))
     return {**os.environ, **dict.fromkeys(THREADS, str(threads)), "PYTHONPATH": path}
 
@@ -165,13 +169,16 @@ Timed = tuple[Bench, Job]
 
 
 def turns(jobs: Sequence[Timed], number: int, rounds: int) -> Iterator[Timed]:
-    """Return the jobs of a round in their order; the rounds start at evenly spaced jobs."""
+    """Return the jobs of a round in their order.
+
+    Each round starts at a different job, at equal distances in the list.
+    """
     start = number * len(jobs) // rounds
     return (each for each in (*jobs[start:], *jobs[:start]) if number < each[1].rounds)
 
 
 class Checked:
-    """A sampler that checks each sample against its known answer; it computes an answer only once.
+    """A sampler that checks each sample against the expected answer, which is computed only once.
 
     ``failures``: wrong answers and jobs that did not finish.
     """
@@ -181,7 +188,7 @@ class Checked:
         self._known = dict[str, Any]()
 
     def sample(self, bench: Bench, job: Job, root: Path = machine.ROOT) -> dict[str, Any] | None:
-        """Take a sample; return None if the job failed without `may_fail`.
+        """Take a sample. Return None if the job failed, unless `may_fail` allows that.
 
         Raises ChildFailed if the known answer cannot be computed.
         """
@@ -231,21 +238,23 @@ def parser(bench: Bench) -> argparse.ArgumentParser:
         prog=f"python bench {bench.name}", description=bench.about, epilog=f"fields: {listed}"
     )
     add = line.add_argument
-    add("--only", nargs="+", default=[], metavar="FIELD=VALUE,...", help="only the jobs that have one of these values")
+    add("--only", nargs="+", default=[], metavar="FIELD=VALUE,...", help="run only jobs that have one of these values")
     add("--set", nargs="+", default=[], metavar="FIELD=VALUE", help="change a field of all jobs, for other sizes")
     add("--quick", action="store_true", help="small inputs, one round")
-    add("--rounds", type=int, metavar="N", help="rounds, of which the median is taken")
-    add("--timeout", type=float, metavar="S", help="seconds that one job may take")
+    add("--rounds", type=int, metavar="N", help="the number of rounds; results are medians")
+    add("--timeout", type=float, metavar="S", help="maximum seconds for one job")
     add("--json", action="store_true", help="print the raw result as JSON instead of tables")
-    add("--out", type=Path, default=report.RESULTS, metavar="DIR", help="where results go")
+    add("--out", type=Path, default=report.RESULTS, metavar="DIR", help="the folder for results")
     add("--no-save", action="store_true", help="write no files")
     return line
 
 
 def choose(bench: Bench, options: argparse.Namespace) -> list[Job]:
-    """Return the jobs that the options choose, with the fields they set; raise SystemExit for an unknown field.
+    """Return the jobs that ``--only`` chooses, with the fields that ``--set`` changes.
 
-    A value of ``--only`` that no job has also raises SystemExit.
+    Raise SystemExit for an unknown field.
+
+    Raise SystemExit if no job has a value that ``--only`` names.
     """
     only, given = (dict(pair.split("=", 1) for pair in pairs) for pairs in (options.only, options.set))
     if options.quick:
@@ -254,12 +263,12 @@ def choose(bench: Bench, options: argparse.Namespace) -> list[Job]:
     for name, values in only.items():
         known = {str(job.what.get(name)) for job in jobs}
         if not known >= set(values.split(",")):
-            raise SystemExit(f"--only {name}={values}: no job has that; there are {', '.join(sorted(known))}")
+            raise SystemExit(f"--only {name}={values}: no job has it; the values are {', '.join(sorted(known))}")
         jobs = [job for job in jobs if str(job.what.get(name)) in values.split(",")]
     chosen = dict[str, Job]()
     for job in jobs:
         if set(job.named) <= only.keys():
-            # A field is None if the job does not use it.
+            # The field is None if the job does not use this field.
             changes = {
                 name: type(old)(given[name]) for name, old in job.what.items() if name in given and old is not None
             }
@@ -267,12 +276,15 @@ def choose(bench: Bench, options: argparse.Namespace) -> list[Job]:
             job = job._replace(what=job.what | changes, rounds=rounds, timeout=options.timeout or job.timeout)
             chosen[str(job)] = job
     if not chosen or any(all(name not in job.what for job in jobs) for name in given):
-        raise SystemExit(f"no job is left, or none has the fields of --set: see python bench {bench.name} --help")
+        raise SystemExit(f"no job is left, or no job has the fields of --set; see python bench {bench.name} --help")
     return list(chosen.values())
 
 
 def suffix(options: argparse.Namespace) -> str:
-    """Return the suffix of a result's name: empty for a whole run, else ``-partial`` and the chosen workloads."""
+    """Return the suffix of a result's name.
+
+    The suffix is empty for a whole run, and otherwise ``-partial`` and the chosen workloads.
+    """
     if not (options.only or options.set or options.quick or options.rounds):
         return ""
     workloads = (pair.split("=")[1].split(",") for pair in options.only if pair.startswith("workload="))
@@ -288,11 +300,11 @@ def measured(jobs: Sequence[Timed], progress: Console) -> tuple[Row, dict[str, l
     if about["load_at_start"] > 0.5:
         progress.print(f"[yellow]the machine is busy (load {about['load_at_start']}); trust ratios, not seconds")
     before = machine.calibration()
-    ask(load("startup"), "compile_kernels", {})  # in a process that measures nothing: compilers leave memory behind
+    ask(load("startup"), "compile_kernels", {})  # in a separate process: compilers leave memory allocated
     try:
         rows, failures = run(jobs, progress)
     except ChildFailed as failed:
-        progress.print(f"the known answer was not found: {failed}", style="bold red", markup=False, soft_wrap=True)
+        progress.print(f"cannot compute the expected answer: {failed}", style="bold red", markup=False, soft_wrap=True)
         return None
     about["calibration"] = [before, machine.calibration()]
     for failure in failures:
@@ -301,7 +313,7 @@ def measured(jobs: Sequence[Timed], progress: Console) -> tuple[Row, dict[str, l
 
 
 def may_store(progress: Console) -> bool:
-    """Return whether the measured code is committed, and print the reason if not: only then may results be stored."""
+    """Return whether the measured code is committed, so that results may be stored. Otherwise print the reason."""
     changed = machine.uncommitted()
     if changed:
         progress.print(

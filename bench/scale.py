@@ -1,9 +1,9 @@
-"""Measure constants of an engine and a driver, and predict 10^10 keys on 10^4 partitions.
+"""Measure constants of an engine and of a driver, and predict from them the cost of 10^10 keys on 10^4 partitions.
 
-Each step of the engine is a commit; the driver commits receipts of real tasks. The two smaller sizes give the
-constants. Each larger size is a check, and fails if a prediction is off by more than 30 %. `scale_model` has the
-assumptions. Requests are counted at the store's interface. An engine's time is CPU time; its bytes are taken after a
-compaction.
+The engine commits after each step. The driver commits receipts of real tasks. The two smaller sizes give the constants.
+Each larger size is a check, and fails if a prediction is off by more than 30 %. `scale_model` has the assumptions.
+Requests are counted at the interface of the store. For an engine, CPU time is measured. The bytes of the state are
+measured after a compaction.
 
 >>> found = BENCH.measure("engine", 20_000, 3)
 >>> found["state_bytes"] > 20_000 * 16, found["written"] > 0, found["reopen_seconds"] > 0
@@ -48,7 +48,10 @@ ASKS = {
     "delete": {"delete": 1},
     "expire": {"delete": 1},
 }
-"""Requests to a bucket for each call of a store; files that a writer maps were in its cache."""
+"""The number of requests to a bucket that each method of a store needs.
+
+Files that a writer maps come from its cache, so they need no request.
+"""
 MODEL = (
     "keys {keys:.0e} | partitions {partitions:,} | M events/s {rate_m:g} | place {place} | tasks s {tasks_s:.1f} | "
     "commit s {commit_s:.2f} | files {files:,.0f} | M requests a day {requests_m:.1f} | USD a day {cost:,.0f} | "
@@ -58,14 +61,16 @@ MODEL = (
 
 
 class Scale(Bench):
-    """The bench of sizes of an engine (keys) and of a driver (partitions), in order: the last ones are checks.
+    """The bench of an engine with more and more keys, and of a driver with more and more partitions.
+
+    The last sizes are checks.
 
     10^8 keys and 2,000 partitions run only if named (``--only size=...``); without them the checks are ten times
-    smaller. Reopened states find their files in the page cache.
+    smaller. Limits: a state is reopened while its files are still in the page cache.
     """
 
     name = "scale"
-    about = "Scale: constants, what they predict, and what they say of sizes that do not fit here."
+    about = "Scale: measured constants, checked predictions, and predictions for sizes that do not fit this machine."
     figures = ("epoch_cpu_ms", "finish_ms")
     quick = ({"size": "300000,2000000,10000000,50,200,600"}, {"epochs": "30"})
     columns = (
@@ -94,7 +99,7 @@ class Scale(Bench):
             return _engine(state, size, epochs) if part == "engine" else _driver(state, size, epochs)
 
     def compared(self, rows: list[Row]) -> list[Row]:
-        """Return the rows, with predictions for the checks, and the rows of the model."""
+        """Return the measured rows, with predictions for the checks, and add the rows of the model."""
         known = scale_model.Constants.of(rows)
         if known is None:
             return rows
@@ -108,16 +113,16 @@ class Scale(Bench):
         return [*rows, *scale_model.table(known)]
 
     def tables(self, result: Row) -> Iterable[tuple[str, Sequence[Row]]]:
-        """Yield the measured rows; the model has its own columns."""
+        """Yield a table of the measured rows. The rows of the model are left out, because they have other columns."""
         yield self.about, [row for row in result["results"] if row["part"] != "model"]
 
     def notes(self, result: Row) -> list[str]:
-        """Return the model as a table and its assumptions."""
+        """Return the model as a table, and the assumptions of the model."""
         model = [row for row in result["results"] if row["part"] == "model"]
         return ["## Model", table(MODEL, model).rstrip(), scale_model.ASSUMED] if model else []
 
     def bars(self, result: Row) -> Iterator[Bar]:
-        """Yield every prediction beside its measurement."""
+        """Yield each prediction with its measurement."""
         for row in result["results"]:
             for figure, predicted in row.get("predicted", {}).items():
                 off = predicted / row[figure] - 1
@@ -152,7 +157,7 @@ def _engine(state: str, keys: int, epochs: int) -> dict[str, Any]:
         with flow.open(state) as engine:
             opens.append(time.process_time() - begun)
             if _sums(engine, keys) != answer or engine.stats()["keys"] != keys:
-                raise AssertionError(f"the state that was opened again holds other rows than those of {keys:,} keys")
+                raise AssertionError(f"the reopened state has rows that differ from those of {keys:,} keys")
     return {
         "state_bytes": total[1],
         "files": files,
@@ -169,7 +174,7 @@ def _engine(state: str, keys: int, epochs: int) -> dict[str, Any]:
 
 
 def _driver(state: str, partitions: int, epochs: int) -> dict[str, Any]:
-    """Commit epochs of receipts of real tasks, as `receipts` does; then reopen the driver."""
+    """Commit epochs whose receipts come from real tasks, as in the bench `receipts`. Then reopen the driver."""
     from ddflow.partitions.commit import EpochDriver
     from ddflow.partitions.receipt import Receipt
     from ddflow.storage.memory import MemoryStore
@@ -194,7 +199,7 @@ def _driver(state: str, partitions: int, epochs: int) -> dict[str, Any]:
     told_bytes = tracemalloc.get_traced_memory()[0] - before
     tracemalloc.stop()
     if again != told or manifest.epoch != epochs or not names:
-        raise AssertionError("a driver that is opened again knows other epochs")
+        raise AssertionError("the reopened driver has different epochs")
     return {
         "receipts": len(told),
         "finish_ms": median(finishes[1:] or finishes),
@@ -210,7 +215,7 @@ def _driver(state: str, partitions: int, epochs: int) -> dict[str, Any]:
 
 
 def _epochs(store: Any, partitions: int, epochs: int, asking: _Asking | None) -> tuple[list[float], list[Any], Any]:
-    """Return milliseconds of the driver's part of the epochs, the last receipts, and the requests to a bucket."""
+    """Return the milliseconds of the driver's part of each epoch, the last receipts, and the requests to a bucket."""
     from ddflow.partitions.commit import DriverOptions, EpochDriver
 
     rng, finishes, told = np.random.default_rng(partitions), list[float](), list[Any]()
@@ -238,7 +243,7 @@ def _epochs(store: Any, partitions: int, epochs: int, asking: _Asking | None) ->
 
 
 class _Putting:
-    """A counter of the bytes and files that folder stores put, by ending."""
+    """A counter of the files that folder stores write, and of their bytes, by file name ending."""
 
     def __init__(self) -> None:
         self.bytes, self.puts = Counter[str](), Counter[str]()
@@ -297,7 +302,7 @@ def _table(key: Any, rng: Any) -> pa.Table:
 
 
 def _sums(engine: Any, keys: int) -> tuple[int, ...]:
-    """Return the sums of the engine's rows, or only their number if there are too many."""
+    """Return sums over the engine's rows, or only the number of rows if there are too many."""
     if keys > CHECKED_KEYS:
         return (int(engine.stats()["keys"]),)
     rows = engine.read("out")

@@ -1,9 +1,10 @@
-"""Model the cost of a state on many partitions from measured constants, and find its first bottleneck.
+"""Model the cost of a state on many partitions from measured constants, and find the first bottleneck.
 
-A prediction is arithmetic on one run's constants and the assumptions below, which are printed with it. Bytes and time
-of a commit follow a line over the logarithm of the keys, because merges do. Figures that grow with keys, files or
-receipts are proportional to the larger size, or a line if a part is fixed. The bottleneck has the largest used share of
-its limit. Limits: no stragglers, other load, skew of keys, or time of Spark itself (0.4 s a batch).
+A prediction is computed from the constants of one run and from the assumptions below. The report prints these
+assumptions. The bytes and the time of a commit grow linearly with the logarithm of the number of keys, because the work
+of merges grows in this way. A figure that grows with keys, files or receipts is proportional to their number, or linear
+if the figure has a fixed part. The bottleneck is the resource whose use is nearest to its limit. Limits: the model
+ignores stragglers, other load, skewed keys, and the time of Spark itself (0.4 s a batch).
 
 >>> line((10, 1.0), (1000, 3.0), 100, log=True), line((10, 1.0), (20, 2.0), 40)
 (2.0, 4.0)
@@ -24,24 +25,24 @@ RATES: Final = (10**6, 10**7)
 PLACES: Final = ("folder", "bucket")
 
 EPOCH: Final = 10.0
-"""Seconds of events in an epoch."""
+"""How many seconds of events an epoch contains."""
 TASKS: Final = 1000
 """Maximum number of cores for tasks; a partition takes one."""
 MEMORY: Final = 16e9
-"""Memory limit in bytes of the driver, and of each core's tasks."""
+"""Memory limits in bytes: of the driver, and of the tasks on one core."""
 ANSWER: Final = 0.03
 """Seconds that a bucket takes for a request; independent requests overlap."""
 AT_A_TIME: Final = 64
 LISTED: Final = 1000
-"""Names in one list answer."""
+"""The number of names in one answer to a list request."""
 PUTS: Final = 3500
 """Write requests a second that a bucket's prefix accepts."""
 FETCHED: Final = 100e6
-"""Bytes a second that a core fetches from a bucket after it lost its cache."""
+"""How many bytes a second a core fetches from a bucket after its cache is lost."""
 NAME_BYTES: Final = 43
-"""Bytes of a name's entry in the set of a version; versions share the name itself."""
+"""Bytes of one entry in the set of file names of a version. The text of a name is shared by all versions."""
 PRICES: Final = {"put": 5e-6, "list": 5e-6, "get": 4e-7, "delete": 0.0}
-"""US dollars a request (list prices of 2025, one region, no traffic)."""
+"""Price of a request in US dollars (list prices of 2025, one region, no traffic)."""
 VERSIONS: Final = 7
 """Number of versions kept, with epochs of ten seconds and a grace of a minute."""
 MANIFEST: Final = 1 << 28
@@ -58,14 +59,20 @@ Sample = Mapping[str, Any]
 
 
 class Constants(NamedTuple):
-    """Measured samples of engine and driver, by ascending size.  ``last``: the larger of the two that count."""
+    """The measured samples of the engine and of the driver, by ascending size.
+
+    Two sizes determine the model; ``last`` is the larger of them.
+    """
 
     engine: list[Sample]
     driver: list[Sample]
 
     @classmethod
     def of(cls, rows: list[Sample]) -> Constants | None:
-        """Take the two smallest sizes of each part of a result; return None if one has fewer."""
+        """Take the two smallest sizes of the engine and of the driver from a result.
+
+        Return None if the engine or the driver was measured at fewer than two sizes.
+        """
         engine, driver = (sorted((r for r in rows if r["part"] == p), key=lambda r: r["size"])[:2] for p in PARTS)
         return cls(engine, driver) if len(engine) == len(driver) == 2 else None
 
@@ -87,18 +94,24 @@ GROWTH: Final = {
         "open_seconds": "line",
     },
 }
-"""Growth of each part's figures with its size: keys or partitions."""
+"""How the figures of the engine grow with the keys, and those of the driver with the partitions."""
 
 
 def line(one: tuple[float, float], other: tuple[float, float], at: float, log: bool = False) -> float:
-    """Return the value at ``at`` on the line through two points, with places as logarithms if ``log``."""
+    """Return the value at ``at`` on the straight line through two points.
+
+    With ``log``, the value is linear in the logarithm of ``at``.
+    """
     (a, low), (b, high) = one, other
     x, a, b = (log10(at), log10(a), log10(b)) if log else (at, a, b)
     return low + (high - low) * (x - a) / (b - a)
 
 
 def predicted(samples: list[Sample], part: str, figure: str, size: float) -> float:
-    """Predict a figure at another size from two samples; below both, a linear figure is proportional."""
+    """Predict a figure at another size from two samples.
+
+    For a size below both samples, a linear figure is proportional to the size.
+    """
     one, other = ((each["size"], each[figure]) for each in samples)
     if size < one[0] and GROWTH[part][figure] == "line":
         return one[1] * size / one[0]
@@ -106,12 +119,12 @@ def predicted(samples: list[Sample], part: str, figure: str, size: float) -> flo
 
 
 def worst(shares: Mapping[str, float]) -> tuple[float, str]:
-    """Return the largest used share of a limit, and its name."""
+    """Return the largest used share of a limit, and the name of the limit."""
     return max((share, what) for what, share in shares.items())
 
 
 def table(known: Constants) -> Iterator[dict[str, Any]]:
-    """Yield a row for each size, number of partitions, rate and place."""
+    """Yield a row for each combination of size, number of partitions, rate and storage place."""
     for keys in SIZES:
         for partitions in PARTITIONS:
             for rate in RATES:
@@ -128,7 +141,8 @@ def row(known: Constants, keys: int, partitions: int, rate: int, place: str) -> 
     files = parts * (driver["live_files"] / driver["receipts"] + file_growth(known, part_keys))
     # The driver checks new files by name in a folder, and in a bucket by listing all files.
     lists = (files + asks["put"] * VERSIONS) / LISTED if bucket else 0.0
-    # The work of a task: its rows and files. Then the driver: its receipts and manifest.
+    # First, compute the work of a task, from its rows and files. Next, compute the work of the driver, from its
+    # receipts and its manifest.
     compute = engine["epoch_cpu_ms"] / 1e3 / engine["rows"] * rate * EPOCH / partitions
     wait = ANSWER if bucket else engine["sync_ms"] / 1e3
     write = driver["task_requests"]["put"] * wait
@@ -173,6 +187,6 @@ def row(known: Constants, keys: int, partitions: int, rate: int, place: str) -> 
 
 
 def file_growth(known: Constants, keys: float) -> float:
-    """Return the files of a partition with so many keys, beyond the driver's small measured partitions."""
+    """Return how many more files a partition of this size has than the small partitions that were measured."""
     one, other = ((each["size"], each["files"]) for each in known.engine)
     return max(line(one, other, keys, log=True), 0.0)

@@ -1,10 +1,11 @@
-"""Measure the gain of more threads, beside the gain of bare loops in the same minutes.
+"""Measure how much faster ddflow is with more threads, beside the gain of bare loops in the same minutes.
 
-One process takes turns: one bare loop alone, then one bare loop per thread, each on its own events; then ddflow with
-one thread and with several. So a busy machine or a shared cache slows both alike. ``of_bare`` divides ddflow's gain by
-the bare loops' gain, and bars use it. The updates must be the same bits for any number of threads.
+One process takes turns. First one bare loop runs alone, then one bare loop per thread, each on its own events. Then
+ddflow runs with one thread and with several threads. So a busy machine or a shared cache slows the loops and ddflow
+equally. ``of_bare`` is ddflow's gain divided by the gain of the bare loops, and the bars require this ratio. The
+updates must be identical, bit for bit, for any number of threads.
 
-Limits: bare loops share nothing, so they gain as much as the machine allows. No engine gains more.
+Limits: bare loops share nothing, so they gain as much as the machine allows. An engine cannot gain more.
 
 >>> sample = BENCH.measure(line="upsert", step=1000, n=20_000, budget=None, threads=2, turns=1)
 >>> sample["gain"] > 0, len(sample["rates"]), len(sample["gains"])
@@ -42,10 +43,10 @@ LINES = [
 
 
 class Scaling(Bench):
-    """The bench with one job for each line and size of steps."""
+    """The bench, with one job for each line and each size of steps."""
 
     name = "scaling"
-    about = "Scaling: several threads beside one, and bare loops beside one of them, in the same minutes."
+    about = "Scaling: several threads compared with one, and the same for bare loops, in the same minutes."
     figures = ("gain", "of_bare")
     quick = ({"step": "100000", "line": "upsert", "budget": "None"}, {"n": "200000", "turns": "1"})
     columns = (
@@ -58,7 +59,7 @@ class Scaling(Bench):
         return [Job(dict(zip(keys, each, strict=True)) | {"threads": 2, "turns": 5}) for each in LINES]
 
     def measure(self, line: str, step: int, n: int, budget: str | None, threads: int, turns: int) -> dict[str, Any]:
-        """Take turns, without counting the first; raise AssertionError if the updates of two turns differ."""
+        """Take several turns, and time all but the first. Raise AssertionError if the updates of two turns differ."""
         ours.warm()
         events = workloads.build(workloads.Shape(n, max(n // 10, 1000)))
         bare = [workloads.build(workloads.Shape(min(BARE, n), 100_000, seed=i)) for i in range(threads)]
@@ -84,7 +85,11 @@ class Scaling(Bench):
         }
 
     def bars(self, result: Row) -> Iterator[Bar]:
-        """Yield the bars: the share of the bare loops' gain, and never slower than one thread."""
+        """Yield the bars.
+
+        The bars require that ddflow gains a given share of the bare loops' gain, and that several threads are never
+        slower than one.
+        """
         for row in result["results"]:
             name = f"{row['line']}, {row['step']:,} a step{', ' + row['budget'] if row['budget'] else ''}"
             said = f"{row['gain']:.2f}, bare loops {row['bare_gain']:.2f}"
@@ -94,7 +99,7 @@ class Scaling(Bench):
             yield within(f"not slower: {name}", f"{row['gain']:.2f}", f"{LEAST}", row["gain"] >= LEAST)
 
     def panels(self, result: Row) -> list[Callable[[Any], None]]:
-        """Draw the gain of each line, beside bare loops."""
+        """Draw the gain of each line, beside the gain of bare loops."""
 
         def gains(axis: Any) -> None:
             rows = result["results"][::-1]
@@ -115,7 +120,7 @@ class Scaling(Bench):
 
 
 def _bare(events: list[pa.Table]) -> float:
-    """Return the seconds of bare loops, one thread each."""
+    """Return the seconds that bare loops take, each on its own thread."""
     with ThreadPoolExecutor(len(events)) as pool:
         begun = time.perf_counter()
         list(pool.map(limit, events))

@@ -1,11 +1,13 @@
-"""Measure merges, groups, cells, lists, machines, tombstones and whole contents beside full rows, and peers.
+"""Measure merges, groups, cells, lists, machines, tombstones and whole contents.
 
-A line is timed in steps on a state that holds all keys, each contender in a fresh process. The final rows must have the
-checksum that numpy or a dict found from the same events. A line names its base, because its cost only has a meaning
-beside full rows *of the same table* in the same run. Between steps, updates are checked and dropped outside of the
-timing.
+Compare them with full rows and with peers.
 
-Limits: one thread, epoch mode.
+The bench times the steps of each line on a state that has all keys. Each contender gets a fresh process. The final rows
+must have the checksum that numpy or a dict computed from the same events. The rate of a line is compared with the rate
+of its base line: full rows *of the same table* in the same run. Between steps, updates are checked and dropped outside
+of the timing.
+
+Limits: all lines use one thread and epoch mode.
 
 >>> size = {"keys": 500, "step": 100, "warm": 1, "steps": 4}
 >>> found = BENCH.measure("overwrite", "ddflow", **size)
@@ -36,10 +38,10 @@ RATES = {"append": 0.5, "union": 0.5, "to_upserts": 5.0, "dfa-arrival": 5.0}
 
 
 class Semantics(Bench):
-    """The bench of every line with ddflow, and with peers if they take it."""
+    """The bench that runs every line with ddflow, and with each peer that supports the line."""
 
     name = "semantics"
-    about = "Semantics: what each way to upsert costs beside full rows; peers beside ddflow on the same line."
+    about = "Semantics: the cost of each way to upsert beside full rows; peers beside ddflow on the same line."
     sampled = ("seconds", "cpu_seconds", "longest_ms", "peak_mb")
     quick = ({}, {"keys": "200000", "warm": "1", "steps": "4"})
     columns = (
@@ -92,7 +94,12 @@ class Semantics(Bench):
         return {**row, "base": line.base, "what": line.what, "cpu_m_per_s": row["rows"] / cpu / 1e6}
 
     def compared(self, rows: list[Row]) -> list[Row]:
-        """Add ``over_base``: our rate over the base's in this run, and a peer's over ours; also by CPU time."""
+        """Add ``over_base``: ddflow's rate divided by the base line's rate in this run.
+
+        For a peer, divide its rate by ddflow's rate.
+
+        Add the same ratio by CPU time.
+        """
         mine = {row["line"]: row for row in rows if row["contender"] == "ddflow"}
         for row in rows:
             base = mine.get(row["base"] if row["contender"] == "ddflow" else row["line"])
@@ -101,7 +108,7 @@ class Semantics(Bench):
         return rows
 
     def bars(self, result: Row) -> Iterator[Bar]:
-        """Yield the bars: the share of the base's rate, or the rate."""
+        """Yield the bars. The bars require a share of the base line's rate, or a rate."""
         mine = {row["line"]: row for row in result["results"] if row["contender"] == "ddflow"}
         for line, row in mine.items():
             rate, base = row["m_per_s"], mine.get(row["base"])

@@ -1,7 +1,8 @@
-"""Run ddflow in the semantics bench: the flow of each line, its steps and the checksum of its rows.
+"""Run ddflow in the bench `semantics`: the flow of each line, its steps, and the checksum of its rows.
 
-A step takes one table and returns Arrow. The updates of all steps must add up to the final rows, so the bench checks
-differences as well as states. Updates are added up outside of the timing and dropped. Nothing here measures.
+A step takes one table and returns an Arrow table of updates. The updates of all steps must add up to the final rows, so
+the bench checks differences as well as states. Updates are summed outside of the timing and dropped. This module does
+not measure time.
 
 >>> import semantics_work as work
 >>> size = work.Size(50, 20, 1, 3)
@@ -65,7 +66,7 @@ def plan(name: str, size: Size, schema: pa.Schema) -> dd.Flow:
 
 
 class Stepping:
-    """An engine that takes a table as a step or as the whole contents."""
+    """An engine. A table is a step of events or, on the line contents-replace, the whole contents."""
 
     def __init__(self, name: str, size: Size, schema: pa.Schema) -> None:
         self.engine, self.time, self.sum = plan(name, size, schema).open(threads=1), 0, 0
@@ -92,12 +93,12 @@ class Stepping:
         """Return the checksum of the rows; raise AssertionError if the updates add up to other rows."""
         held = digest(self.held())
         if held != self.sum % 2**64:
-            raise AssertionError("the updates do not add up to the rows that are held")
+            raise AssertionError("the updates do not add up to the rows of the engine")
         return f"{held:016x}"
 
 
 class Shown:
-    """The last upsert of each key, in arrays: the sum of upserts."""
+    """The last upsert of each key, in arrays. The arrays are the table that the upserts produce."""
 
     def __init__(self, key: str, names: tuple[str, ...], keys: int) -> None:
         self.key, self.live = key, np.zeros(keys, bool)
@@ -111,7 +112,7 @@ class Shown:
             column[at] = upserts[name].fill_null(-1).to_numpy()
 
     def answer(self) -> str:
-        """Return the checksum of the visible rows."""
+        """Return the checksum of the rows that are not deleted."""
         rows = {name: pa.array(column, mask=column < 0) for name, column in self.columns.items()}
         table = pa.table({self.key: np.arange(self.live.size), **rows})
         return f"{digest(table.filter(pa.array(self.live))):016x}"
@@ -126,10 +127,10 @@ class Operator(Stepping):
         self.take = self.shown.take
 
     def answer(self) -> str:
-        """Return the checksum of the visible rows; raise AssertionError if the engine reads others."""
+        """Return the checksum of the visible rows; raise AssertionError if the engine reads other rows."""
         shown = self.shown.answer()
         if f"{digest(self.held().select(['id', 'at', *CELLS])):016x}" != shown:
-            raise AssertionError("the upserts do not add up to what the engine reads")
+            raise AssertionError("the upserts do not add up to the rows that the engine reads")
         return shown
 
 

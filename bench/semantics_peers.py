@@ -1,6 +1,7 @@
 """Run the peers of the semantics bench: DuckDB by primary key or ``merge into``, Polars, and a dict loop.
 
-They end with the same rows and do nothing else: no differences, no order of deleted keys, no check of stored orders.
+The peers compute the same final rows as ddflow. Peers give no differences, do not remember the order values of deleted
+keys, and do not compare the order value of an event with the stored order value.
 
 >>> import semantics_work as work
 >>> size = work.Size(60, 20, 1, 3)
@@ -23,7 +24,7 @@ from peers_sql import connect
 from semantics_work import CELLS, digest
 
 NAMES = ("id", "at", *CELLS)
-# By line: the fold of a step's events, and the update of a stored cell by a new one.
+# For each line, two SQL expressions: one combines the events of a step, and one updates a stored cell with a new cell.
 SQL = {
     "full": ('arg_max_null({0}, "at")', "{1}"),
     "overwrite": ('arg_max({0}, "at")', "coalesce({1}, {0})"),
@@ -36,12 +37,12 @@ TAKES = tuple(SQL)
 
 
 class Peer:
-    """A way to hold rows; ``step`` takes a table, ``rows`` returns the contents."""
+    """A peer, which holds the current rows. ``step`` takes a table of events, and ``rows`` returns the contents."""
 
     rows: Callable[[], pa.Table]
 
     def take(self, nothing: None) -> None:
-        """Do nothing: there are no differences."""
+        """Do nothing, because peers give no differences."""
 
     def answer(self) -> str:
         """Return the checksum of the rows."""
@@ -81,7 +82,7 @@ class Duck(Peer):
 
 
 class Polars(Peer):
-    """A Polars frame: each step groups its events and joins them to the frame.
+    """A Polars frame with the current rows. Each step groups its events and joins them to the frame.
 
     The join makes a new frame, so a step costs O(state).
     """
@@ -129,7 +130,8 @@ def _added(held: Any, given: Any) -> list[Any]:
     return [given[0], *(old if new is None else new if old is None else old + new for old, new in pairs)]
 
 
-# The new row from a stored and a given one, order first.
+# By line, a function that computes the new row from the stored row and an event. The first value of each row is its
+# order.
 FOLDS: dict[str, Callable[[Any, Any], Any]] = {
     "full": lambda held, given: given,
     "overwrite": lambda held, given: [o if n is None else n for o, n in zip(held, given, strict=True)],
@@ -145,13 +147,13 @@ FOLDS: dict[str, Callable[[Any, Any], Any]] = {
 
 
 class Dict(Peer):
-    """A dict of rows, updated event by event."""
+    """A peer that keeps the current rows in a dict and updates the dict event by event."""
 
     def __init__(self, name: str) -> None:
         self.held, self.fold = dict[int, Any](), FOLDS[name]
 
     def step(self, table: pa.Table) -> None:
-        """Loop over the rows, converted to Python numbers first."""
+        """Loop over the events, after converting them to Python numbers."""
         held, fold = self.held, self.fold
         for key, *given in zip(*(table[name].to_pylist() for name in NAMES), strict=True):
             row = held.get(key)

@@ -1,8 +1,9 @@
-"""Make the tables of the semantics bench from a seed, its lines, and their known answers.
+"""Make the tables of the bench `semantics` from a seed, and list its lines and their known answers.
 
-A line is a spec, a kind of table, a base and an answer: the checksum of the final rows, found by numpy or a dict
-without the engine. All contenders of a line end with the same rows. Orders ascend with arrival, except for lines about
-late events, so a dict needs no orders. Drawn values are never negative, so -1 is null.
+A line has a spec, a kind of table, a base line and an answer. The answer is the checksum of the final rows. numpy or a
+dict computes them, without the engine. All contenders of a line end with the same rows. Order values ascend with
+arrival, except in the lines about late events. So the dict does not compare order values. Random values are never
+negative, so -1 can stand for null.
 
 >>> made = tables("plain", Size(4, 2, 1, 2))
 >>> [table.num_rows for table in made], made[0].column_names[:3]
@@ -30,7 +31,11 @@ NULLS, DELETES, CHANGED = 0.3, 0.05, 0.1
 
 
 class Size(NamedTuple):
-    """A size: ``keys`` are loaded in steps of ``step`` rows; then ``warm`` steps do not count, and ``steps`` do."""
+    """A size.
+
+    ``keys`` keys are loaded in steps of ``step`` rows. Then ``warm`` steps run without timing, and ``steps`` steps are
+    timed.
+    """
 
     keys: int = 1_000_000
     step: int = 100_000
@@ -39,7 +44,7 @@ class Size(NamedTuple):
 
 
 class Line(NamedTuple):
-    """A line: ``kind`` of table, ``rule`` for a cell, and ``base``, the line to compare its rate with."""
+    """A line with its kind of table and the rule for its cells. The line's rate is compared with that of ``base``."""
 
     kind: str
     rule: str
@@ -74,19 +79,19 @@ LINES = {
 
 
 def window(size: Size) -> int:
-    """Return how late an order may be; tombstones that expire live as long."""
+    """Return how late an order value may be. Tombstones that expire are kept for the same span."""
     return size.step * size.steps // 4
 
 
 def loaded(kind: str, size: Size) -> int:
-    """Return the number of uncounted tables of a kind: the load and the warm-up."""
+    """Return the number of tables of a kind that are not timed: those of the load and of the warm-up."""
     return -(-size.keys // size.step) + (1 if kind == "contents" else size.warm)
 
 
 def tables(kind: str, size: Size) -> list[pa.Table]:
-    """Make the tables of a kind: first all keys once in random order, then random ones.  O(events).
+    """Make the tables of a kind. The tables have all keys once in random order, and then random keys. O(events).
 
-    All kinds have ``id``:
+    All kinds of tables have the column ``id``. The further columns are:
 
     - *plain*: ``at`` and six int64 columns with 30 % nulls.
     - *late*: the same, with orders shuffled within a window.
@@ -130,7 +135,7 @@ def _columns(rng: Any, kind: str, key: Any, size: Size) -> pa.Table:
 
 
 def _contents(rng: Any, size: Size) -> list[pa.Table]:
-    """Make all keys in steps, then whole contents: one table with all keys for every five steps, and one before."""
+    """Make steps with all keys, then tables of whole contents: one first, and one more for every five steps."""
     key, at = rng.permutation(size.keys), np.zeros(size.keys, np.int64)
     cells = [rng.integers(-400, 1000, size.keys) for _ in CELLS]
     out: list[pa.Table] = []
@@ -144,16 +149,19 @@ def _contents(rng: Any, size: Size) -> list[pa.Table]:
 
 
 def _updates(rng: Any, key: Any, size: Size) -> list[pa.Table]:
-    """Return the updates of hold-back mode for upserts like W1's, by step.
+    """Return the updates that hold-back mode gives for upserts like those of W1, one table for each step.
 
-    The upserts have ``key`` and ``val``, a thousand a time, 5 % deletes.
+    The upserts have ``key`` and ``val``. Each time has a thousand upserts, and 5 % of the upserts delete.
     """
     val = pa.array(rng.integers(0, 1000, key.size), mask=(rng.random(key.size) < DELETES))
     return ours.ddflow_steps(pa.table({"key": key, "val": val, "time": np.arange(key.size) // 1000}), step=size.step)
 
 
 def digest(rows: pa.Table, diffs: pa.Array | None = None) -> int:
-    """Return a checksum of rows in any order, or with ``diffs`` of updates, ignoring their times.  O(cells)."""
+    """Return a checksum that does not depend on the order of rows.
+
+    With ``diffs``, the rows are updates, and their times are ignored. O(cells).
+    """
     one = np.ones(rows.num_rows, np.int64)
     columns = [_hashed(column) if pa.types.is_list(column.type) else column for column in rows.columns]
     named = [f"f{i}" for i in range(len(columns))]
@@ -162,7 +170,7 @@ def digest(rows: pa.Table, diffs: pa.Array | None = None) -> int:
 
 
 def _hashed(column: pa.ChunkedArray) -> pa.Array:
-    """Convert lists to int64: a sum over elements and places, -1 for null."""
+    """Convert each list to one int64, a sum over its elements and their places. A null gives -1."""
     lists = column.combine_chunks()
     ends, values = lists.offsets.to_numpy().astype(np.int64), lists.values.to_numpy()
     words = np.zeros(values.size + 1, np.uint64)
@@ -176,7 +184,7 @@ def _hashed(column: pa.ChunkedArray) -> pa.Array:
 
 
 def expected(name: str, size: Size) -> str:
-    """Return the checksum of the rows that a line must end with, in hexadecimal.  O(events)."""
+    """Return the checksum, in hexadecimal, of the rows that a line must have at the end. O(events)."""
     line = LINES[name]
     made = tables(line.kind, size)
     whole = pa.concat_tables(made).combine_chunks()
@@ -188,7 +196,7 @@ def expected(name: str, size: Size) -> str:
 
 
 def _by_numpy(line: Line, whole: pa.Table, keys: int) -> pa.Table:
-    """Compute the final rows with numpy: events are assigned in order, and the last one in a place stays."""
+    """Compute the final rows with numpy. Events are assigned to arrays in order, so the last event of a key remains."""
     numbers = {name: whole[name].fill_null(-1).to_numpy() for name in whole.column_names if name != "gone"}
     key, columns = numbers["id"], {"id": np.arange(keys)}
     order = np.argsort(numbers["at"], kind="stable") if line.kind in ("late", "contents") else np.arange(key.size)

@@ -1,11 +1,12 @@
-"""Measure ddflow on Spark beside Spark's own ways, on the same files and with the same answers.
+"""Measure ddflow on Spark beside Spark's own methods, on the same files and with the same answers.
 
-Each contender gets its own process and a session on two cores. A batch job runs on few rows, then twice in full; the
-second counts. A stream runs once without its first batches, because the JVM compiles hot code and the first job starts
-workers. Spark times each batch (``triggerExecution``: planning to the commit of offsets). State and updates are
-committed before the clock stops. Most of a streaming batch is Spark's planning, so ``ceiling`` and ``floor`` only
-shuffle. Slow peers run part of a workload once. Limits: one machine; memory is the process, the JVM, the daemon and its
-workers, added up.
+Each contender gets its own process and a session on two cores. A batch job runs on few rows, and then twice over all
+rows; the second of the two long runs is timed. A streaming job runs only once. The first batches of a stream are not
+timed, because the JVM then compiles hot code and the first job starts workers. Spark itself times each batch
+(``triggerExecution``, from planning to the commit of offsets). State and updates are committed before the clock stops.
+Spark spends most of the time of a streaming batch on planning. ``ceiling`` and ``floor`` only shuffle, so they show the
+cost of planning. Slow peers run only once, and on a part of a workload. Limits: everything runs on one machine. Memory
+is the sum over the process, the JVM, the daemon and its workers.
 
 >>> progress = [{"numInputRows": 5, "durationMs": {"triggerExecution": 70}}, {"numInputRows": 0, "durationMs": {}}]
 >>> batches(progress * 3, 1)
@@ -42,17 +43,18 @@ LINES = {
     "stream-1m": "streamed in batches of 1 M rows, each committed",
     "small": "batches of 1 k rows on a state of a million keys",
 }
-SLOW = {"rows": 300_000, "apply-pandas": 300_000, "transform-pandas": 200_000}  # rows they take, in one round
-PART = 1_000_000  # rows that the join takes
+SLOW = {"rows": 300_000, "apply-pandas": 300_000, "transform-pandas": 200_000}  # rows that each processes, once
+PART = 1_000_000  # the number of rows that the join processes
 ROWS = {"w1s": 1_000_000, "w1": 10_000_000, "w3": 2_000_000}
-SKEWED = "w1z"  # Zipf keys: one key has a large share of all events
+SKEWED = "w1z"  # With Zipf keys, a single key has a large share of all events
 SMALL, SMALL_BATCHES = 1000, 30
 IDLE = ("ceiling", "floor")  # they do no work, so they have no updates
-PROTOBUF = ("rows", "transform-pandas")  # they need protobuf, which PySpark does not install
+PROTOBUF = ("rows", "transform-pandas")  # these contenders need protobuf, which PySpark does not install
 WARM_ROWS, JVM, CORES, TIMEOUT = 50_000, "3g", 2, 3 * 3600  # TIMEOUT in seconds: slow peers are very slow
 EVENTS, CITIES = "events", "cities"
 
-# Line, workload, contender and query, ours and the peer's, and the required multiple of its rate.
+# Two runs and a factor: the rate of the first run must be at least this factor times the rate of the second run. A run
+# is a line, a workload, a contender and a query.
 NEEDS = (
     (("batch", "w1", "ddflow", "upsert"), ("batch", "w1", "ceiling", "upsert"), 0.4),
     (("batch", "w1", "ddflow", "upsert"), ("batch", "w1", "lag", "upsert"), 1.2),
@@ -77,7 +79,10 @@ def able(contender: str) -> bool:
 
 
 def batches(progress: Sequence[Any], skip: int) -> tuple[list[int], int, float]:
-    """Return milliseconds of each batch with rows, and rows and seconds of all but the first ``skip`` batches."""
+    """Return the milliseconds of each batch that has rows.
+
+    Return also the total rows and seconds, without the first ``skip`` batches.
+    """
     full = [each for each in progress if each["numInputRows"]]
     times = [int(each["durationMs"]["triggerExecution"]) for each in full]
     return times, sum(int(each["numInputRows"]) for each in full[skip:]), sum(times[skip:]) / 1e3
@@ -97,7 +102,7 @@ def tasks() -> Iterator[Task]:
         yield Task("stream-100k", name, "join", min(rows, PART), 100_000, skip=2)
         if workloads.kind(name) == "ints":
             yield Task("stream-100k", name, "ddflow", rows, 100_000, "revenue", skip=5 if name == "w1" else 2)
-    # ddflow also takes the slow ones' part, so that the state on disk can be compared.
+    # ddflow also processes the part of the slow peers, so that the sizes of states on disk can be compared.
     for contender, rows in (("ddflow", max(SLOW.values())), *SLOW.items()):
         yield Task("stream-100k", "w1s", contender, rows, 100_000, skip=1)
     for contender in ("floor", "join", *SLOW, "ddflow"):
@@ -112,7 +117,7 @@ def tasks() -> Iterator[Task]:
 
 
 class Spark(Bench):
-    """The bench of all `tasks`; slow peers run one round, and ``tiny`` only runs if named."""
+    """The bench that runs all `tasks`. Slow peers run one round, and ``tiny`` runs only if it is named."""
 
     name = "spark"
     about = "Spark: ddflow on Spark beside Spark's own ways, state and updates committed."
@@ -179,7 +184,10 @@ class Spark(Bench):
             yield f"{line}, {workload}: {LINES[line]}", rows
 
     def panels(self, result: Row) -> list[Callable[[Any], None]]:
-        """Draw the rates of contenders with updates as bars, on each line's workload that most of them ran."""
+        """Draw rates as bars, for the contenders that write updates.
+
+        Each line shows the workload that most contenders ran.
+        """
         panels = list[Callable[[Any], None]]()
         for (line,), found in report.grouped(result["results"], "line"):
             plain = [row for row in found if row["query"] == "upsert"]
@@ -191,13 +199,17 @@ class Spark(Bench):
         return panels
 
     def bars(self, result: Row) -> Iterator[Bar]:
-        """Yield the bars: rates beside the peers', small batches over the floor, and state on disk after the same rows.
+        """Yield the bars.
 
-        The slow peers ran only a part of ddflow's workload, so their rate flatters them.
+        The bars make three comparisons: ddflow's rates with the peers' rates, the time of small batches with the floor,
+        and the sizes of states on disk after the same rows.
+
+        The slow peers ran only a part of ddflow's workload, so their rate is better than it would be on the whole
+        workload.
         """
         rows: dict[tuple[str, ...], Row] = {}
         for row in sorted(result["results"], key=lambda row: row["rows"]):
-            rows[row["line"], row["workload"], row["contender"], row["query"]] = row  # the one with most rows
+            rows[row["line"], row["workload"], row["contender"], row["query"]] = row  # keep the run with the most rows
         for mine, theirs, times in NEEDS:
             if mine in rows and theirs in rows:
                 line, workload, _, query = mine
@@ -245,7 +257,10 @@ def measured(task: Task, spark: Any) -> dict[str, Any]:
 
 
 def _batch(task: Task, spark: Any, folder: str) -> tuple[dict[str, Any], str, str]:
-    """Run on a few rows, then twice in full; return figures, and the folders of the last run and its state."""
+    """Run on a few rows, then twice over all rows.
+
+    Return the figures, and two folders: of the updates and of the state of the last run.
+    """
     import spark_peers
 
     (path,) = spark_files.files(task)
@@ -269,7 +284,10 @@ def _batch(task: Task, spark: Any, folder: str) -> tuple[dict[str, Any], str, st
 
 
 def _stream(task: Task, spark: Any, folder: str) -> tuple[dict[str, Any], str, str]:
-    """Stream a file per batch, in order; return figures, and the folders of updates and state."""
+    """Stream the files in order, one file per batch.
+
+    Return the figures, and two folders: of the updates and of the state.
+    """
     import spark_peers
 
     import spark_bridge
@@ -307,16 +325,19 @@ def _stream(task: Task, spark: Any, folder: str) -> tuple[dict[str, Any], str, s
 
 
 def check_rows(task: Task, found: int) -> None:
-    """Raise AssertionError unless a contender read every row."""
+    """Raise AssertionError unless the contender has read every row."""
     if found != task.rows:
         raise AssertionError(f"{task.contender} read {found:,} rows of {task.rows:,}")
 
 
 def flow(query: str, schema: Any) -> Any:
-    """Return the flow of a query: upserts by key, with ``time`` as the clock, and the operators below.
+    """Return the flow of a query.
+
+    The flow upserts by key, with ``time`` as the clock, and then applies the operators of the query.
 
     ``count`` adds a projection and a count. ``revenue`` joins with cities by value, and counts and sums the keys by
-    city. With ``lateness=0``, a batch's last time closes in the next batch, so the input is closed at the end.
+    city. With ``lateness=0``, the last time of a batch closes only in the next batch. The last time of the whole input
+    closes when the input ends.
     """
     import ddflow as dd
 
@@ -333,7 +354,7 @@ def flow(query: str, schema: Any) -> Any:
 
 
 def _cities(spark: Any, folder: str) -> Any:
-    """Write the cities to their own folder and return their frame."""
+    """Write the cities to a separate folder, and return them as a DataFrame."""
     place = os.path.join(folder, CITIES)
     os.makedirs(place)
     pq.write_table(spark_files.cities(), os.path.join(place, "0.parquet"))
@@ -341,12 +362,15 @@ def _cities(spark: Any, folder: str) -> Any:
 
 
 def more_rows(task: Task) -> int:
-    """Return the number of rows besides the task's own."""
+    """Return the number of rows that are read in addition to those of the task."""
     return spark_files.cities().num_rows if task.query == "revenue" else 0
 
 
 def _run(frame: Any, folder: str, query: str) -> dict[str, int]:
-    """Run everything in one closed epoch; return its figures. Raises AssertionError if a row has no verdict."""
+    """Run everything in one epoch that closes all times; return the figures of the epoch.
+
+    Raises AssertionError if a row has no verdict.
+    """
     import spark_peers
 
     import spark_bridge
@@ -356,7 +380,7 @@ def _run(frame: Any, folder: str, query: str) -> dict[str, int]:
     frames = {EVENTS: frame} | ({CITIES: _cities(frame.sparkSession, folder)} if CITIES in plan.inputs else {})
     done = spark_bridge.run(plan, frames, spark_peers.PARTITIONS, close=True, **where)
     if done.verdicts.resolved != sum(done.rows.values()):
-        raise AssertionError(f"{done.rows} rows came, {done.verdicts.resolved} have a verdict")
+        raise AssertionError(f"of {done.rows} rows, only {done.verdicts.resolved} have a verdict")
     return dict(done.figures)
 
 
@@ -365,8 +389,8 @@ def _figures(query: Any, rows: int) -> dict[str, int]:
     epochs = query.ddflow.stats()
     resolved = sum(sum(epoch.counts.values()) for epoch in epochs)
     came = sum(sum(epoch.rows.values()) for epoch in epochs)
-    if resolved != came and came == rows:  # else it does not keep all epochs any more
-        raise AssertionError(f"{rows} rows came, {resolved} have a verdict")
+    if resolved != came and came == rows:  # otherwise the query no longer keeps all epochs
+        raise AssertionError(f"of {rows} rows, only {resolved} have a verdict")
     names = {name for epoch in epochs for name in epoch.figures}
     return {name: int(median(epoch.figures.get(name, 0) for epoch in epochs)) for name in sorted(names)}
 

@@ -29,7 +29,7 @@ import pyarrow.parquet as pq
 import workloads
 
 CITIES = 100
-FOREVER = 1 << 40  # no event is so late
+FOREVER = 1 << 40  # a time after all events
 REVENUE = ["city", "n", "s", "_time", "_diff"]
 KEYS = 1_000_000  # keys in the state before the small batches
 ROW_GROUP = 250_000
@@ -37,7 +37,9 @@ FIRST_CHANGED = 1_700_000_000  # seconds; file n of a stream has a modification 
 
 
 class Task(NamedTuple):
-    """A measurement of ``contender`` on the first ``rows`` of a workload, in batches of ``step`` (0: all at once).
+    """A measurement of ``contender`` on the first ``rows`` rows of a workload.
+
+    Batches have ``step`` rows; 0 means one batch.
 
     ``query``: ``upsert``, ``count`` (after a projection) or ``revenue`` (a join with cities by value, sums by city).
     ``loaded``: rows of the first batch if it loads keys, else 0.  ``skip``: the number of batches before the counted
@@ -55,13 +57,13 @@ class Task(NamedTuple):
 
 
 def events(workload: str, rows: int, step: int = 1000, keys: int = KEYS) -> pa.Table:
-    """Return the first ``rows`` upserts; *small* has every key once in random order, then random ones.
+    """Return the first ``rows`` upserts. *small* has every key once in random order, and then random keys.
 
     *small* has ``step`` random keys a time.
     """
     if workload != "small":
         return workloads.load(workload).slice(0, rows)
-    # A generator per column, so that fewer rows are a prefix of more rows.
+    # Each column has its own random generator, so a table with fewer rows is a prefix of a table with more rows.
     by_key, by_val, by_gone = (np.random.default_rng([keys, number]) for number in range(3))
     key = np.concatenate([by_key.permutation(keys), by_key.integers(0, keys, max(rows - keys, 0))])[:rows]
     val = pa.array(by_val.integers(0, 1000, len(key)), mask=by_gone.random(len(key)) < 0.05)
@@ -69,11 +71,13 @@ def events(workload: str, rows: int, step: int = 1000, keys: int = KEYS) -> pa.T
 
 
 def files(task: Task) -> list[Path]:
-    """Return the input as Parquet files, one per batch; the first use makes them beside the workloads.
+    """Return the input as Parquet files, one per batch.
+
+    Each file is made when it is first used, in the folder of the workloads.
 
     Every contender reads the same files. A file stream orders files by modification time, so the files have set times.
-    Batches end with a time (1000 rows a time). So a contender that holds nothing back gives the same updates as one
-    that does.
+    A batch never splits a time, and each time has 1000 rows. So contenders with and without hold-back mode give the
+    same updates.
     """
     cut = "whole" if not task.step else f"{task.step}" + (f"-{task.loaded}" if task.loaded else "")
     folder = workloads.folder() / f"spark-{task.workload}-{cut}"
@@ -96,7 +100,11 @@ def files(task: Task) -> list[Path]:
 
 
 def expected(task: Task) -> workloads.Answer:
-    """Return the expected answer: known for whole workloads, else from numpy, or from a dict for counts."""
+    """Return the expected answer.
+
+    The answer for a whole workload is known. For a part of a workload, numpy computes the answer, or a dict if the
+    query contains a count.
+    """
     shape = workloads.SHAPES.get(task.workload)
     known = workloads.answer(task.workload, task.query) if shape is not None and shape.n == task.rows else None
     if known is not None:
@@ -110,18 +118,24 @@ def expected(task: Task) -> workloads.Answer:
 
 
 def cities(values: int = 1000) -> pa.Table:
-    """Return the city of each value, valid from the first time; an extra row far in the future lets all times close."""
+    """Return a table with the city of each value, which is valid from time 0.
+
+    An extra row with a time far in the future makes all earlier times close.
+    """
     of = np.arange(-1, values)
     return pa.table({"of": of, "city": of % CITIES, "time": np.where(of < 0, FOREVER, 0)})
 
 
 def revenue(updates: pa.Table) -> pa.Table:
-    """Compute the updates of count and sum of keys by city from updates of (key, val).  O(n log n)."""
+    """Compute the updates of a query that counts and sums the keys of each city.
+
+    The input is the updates of (key, val). O(n log n).
+    """
     key, val, time, diff = (updates[name].to_numpy() for name in ("key", "val", "_time", "_diff"))
     order = np.lexsort((time, val % CITIES))
     city, time = (val % CITIES)[order], time[order]
     counts, sums = (np.cumsum(each[order]) for each in (diff, diff * key))
-    last = np.append((city[1:] != city[:-1]) | (time[1:] != time[:-1]), True)  # of its (city, time)
+    last = np.append((city[1:] != city[:-1]) | (time[1:] != time[:-1]), True)  # the last row of each (city, time)
     city, time, counts, sums = (each[last] for each in (city, time, counts, sums))
     first = np.insert(city[1:] != city[:-1], 0, True)
     before = [np.insert(each[:-1], 0, 0) for each in (counts, sums)]
@@ -138,7 +152,7 @@ def revenue(updates: pa.Table) -> pa.Table:
 
 
 def answer(folder: str) -> workloads.Answer:
-    """Digest the Parquet files in a folder tree: the row's columns, ``_time``, ``_diff``."""
+    """Compute the checksum of the updates in the Parquet files of a folder tree."""
     shown = sorted(path for path in Path(folder).rglob("*.parquet") if not path.name.startswith((".", "_")))
     found = dataset.dataset(shown, format="parquet")
     every = ("key", "val", "count", *REVENUE)
@@ -148,9 +162,9 @@ def answer(folder: str) -> workloads.Answer:
 
 
 def newest(contender: str, folder: str) -> int:
-    """Return the bytes of the newest version of a contender's state, or 0 without one; each file counts once.
+    """Return the bytes of the newest version of a contender's state, or 0 if there is none. Each file counts once.
 
-    All contenders keep older versions for a while, and a bench ends before they are swept.
+    All contenders keep older versions for a while, and a bench ends before these versions are deleted.
     """
     if contender == "ddflow":
         return _ddflow(folder)
@@ -162,7 +176,7 @@ def newest(contender: str, folder: str) -> int:
 
 
 def _ddflow(folder: str) -> int:
-    """Return the bytes of the files in the newest manifest of a state with outputs elsewhere."""
+    """Return the bytes of the files that the newest manifest of a state names. The outputs are in another folder."""
     from ddflow.engine.garbage import list_version_blobs
     from ddflow.storage.inventory_text import is_state_file
     from ddflow.storage.manifest import load_newest_manifest as newest_manifest
@@ -178,7 +192,10 @@ def _ddflow(folder: str) -> int:
 
 
 def rocksdb(folder: str) -> int:
-    """Return the bytes of a checkpoint's state folder: each partition's newest archive and the tables it lists."""
+    """Return the bytes of the state folder of a checkpoint.
+
+    For each partition, only the newest archive and the tables that it lists are included.
+    """
     archives = sorted(Path(folder).rglob("*.zip"), key=lambda path: int(path.stem))
     total = 0
     for path in {path.parent: path for path in archives}.values():

@@ -1,11 +1,12 @@
-"""Run Spark's own ways from upserts to updates: a window over the input, a join, and stateful operators.
+"""Run Spark's own methods to turn upserts into updates: a window over the input, a join, and stateful operators.
 
 A peer shuffles once by key into ``PARTITIONS`` partitions and writes its updates as Parquet. The last event of each key
-and time counts, and an event without a change gives no update. ``ceiling`` and ``floor`` only shuffle, so they show
-what is left to gain. A shuffle loses the order of arrival, so ``seq`` is added before. Slow peers are slow by their
-operator; the code around it is the fastest we found.
+and time counts, and an event without a change gives no update. ``ceiling`` and ``floor`` only shuffle, so they show how
+much faster ddflow could still become. A shuffle loses the order of arrival, so the column ``seq`` is added before. The
+slow peers are slow because of their Spark operator; the code around the operator is the fastest we found.
 
-Limits: stateful operators take int64 only. Workers import this file by name from their path.
+Limits: the stateful operators here support only int64. Workers import this file by its name, because its folder is on
+their Python path.
 
 >>> updates(7, None, [(2, 1, None), (0, 0, 5), (1, 1, 6), (3, 2, None)])  # key, value held; seq, time, val
 (None, [(7, 5, 0, 1), (7, 5, 1, -1)])
@@ -44,19 +45,19 @@ def ceiling(frame: DataFrame, folder: str = "") -> None:
 
 
 def lag(frame: DataFrame, folder: str) -> None:
-    """Take the last event of each key and time, and its old value by a window over the whole input."""
+    """Take the last event of each key and time. A window over the whole input gives the old value."""
     by_key = Window.partitionBy("key").orderBy("time")
     _updates(_last(frame).withColumn("old", F.lag("val").over(by_key))).write.parquet(os.path.join(folder, "out"))
 
 
 def _last(frame: DataFrame) -> DataFrame:
-    """Take the last event of each key and time with one shuffle by key; grouping is faster than a second window."""
+    """Take the last event of each key and time, with one shuffle by key. Grouping is faster than a second window."""
     arrived = frame.withColumn("seq", F.monotonically_increasing_id()).repartition(PARTITIONS, "key")
     return arrived.groupBy("key", "time").agg(F.max_by("val", "seq").alias("val"))
 
 
 def _updates(last: DataFrame) -> DataFrame:
-    """Convert rows of key, old, val and time to updates: retract ``old`` and assert ``val``."""
+    """Convert rows of (key, old, val, time) to updates, which retract ``old`` and assert ``val``."""
     changed = last.where("not (old <=> val)")
     both = changed.selectExpr("key", "time as _time", "stack(2, old, -1L, val, 1L) as (val, _diff)")
     return both.where("val is not null").select(*NAMES)
@@ -68,9 +69,9 @@ def floor(frame: DataFrame, folder: str, checkpoint: str) -> StreamingQuery:
 
 
 def join(frame: DataFrame, folder: str, checkpoint: str) -> StreamingQuery:
-    """Join each batch to the last batch's state in a ``foreachBatch``, and write the next state as Parquet.
+    """Join each batch to the state of the previous batch in a ``foreachBatch``, and write the next state as Parquet.
 
-    The batch is read, shuffled and windowed once, and cached; the state is read twice and written once.
+    The batch is read, shuffled and windowed once, and then cached. The state is read twice and written once.
     """
     store = os.path.join(checkpoint, "state")
     by_key = Window.partitionBy("key").orderBy("time")
@@ -98,7 +99,10 @@ Change = tuple[Any, Any, int, int]
 
 
 def updates(key: Any, last: Any, rows: Iterable[tuple[int, int, Any]]) -> tuple[Any, list[Change]]:
-    """Return the new value of a key that had ``last`` (None: absent), and its updates; O(rows log rows)."""
+    """Return the new value of a key with the old value ``last``, and the updates.
+
+    None means that the key is absent. O(rows log rows).
+    """
     final = {time: val for _, time, val in sorted(rows)}
     out: list[Change] = []
     for time, val in final.items():
@@ -119,7 +123,7 @@ class ByRows(StatefulProcessor):
         self.last = handle.getValueState("last", STATE)
 
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
-        """Process a key's rows of a batch, which may be several pandas frames."""
+        """Process the rows of one key in a batch, which may be several pandas frames."""
         before = self.last.get()
         old = None if before is None else before[0]
         new, out = updates(key[0], old, self.read(rows))
@@ -156,7 +160,7 @@ class ByFrames(ByRows):
 
 
 def by_group(key: Any, frames: Iterator[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
-    """Process a key for ``applyInPandasWithState``, with its older kind of state."""
+    """Process a key for ``applyInPandasWithState``, which has an older API for state."""
     ways = ByFrames()
     new, out = updates(key[0], state.get[0] if state.exists else None, ways.read(frames))
     if new is not None:
@@ -184,7 +188,8 @@ def apply_pandas(frame: DataFrame, folder: str, checkpoint: str) -> StreamingQue
 
 
 def _by_key(frame: DataFrame) -> Any:
-    # A stream rejects monotonically_increasing_id; with one file per batch, the row index in the file does the same.
+    # A stream rejects monotonically_increasing_id. If each batch has one file, the index of a row in the file shows the
+    # order of arrival.
     return frame.select("*", F.col("_metadata.row_index").alias("seq")).groupBy("key")
 
 
@@ -199,7 +204,10 @@ def _to_files(frame: DataFrame, folder: str, checkpoint: str) -> StreamingQuery:
 
 
 def configure(spark: SparkSession) -> None:
-    """Set the same for all: the number of partitions, RocksDB for the peers' state, and the progress of every batch."""
+    """Set the same options for all contenders.
+
+    The options set the number of partitions, RocksDB for the state of peers, and a progress event for every batch.
+    """
     spark.conf.set("spark.sql.shuffle.partitions", str(PARTITIONS))
     spark.conf.set("spark.sql.streaming.stateStore.providerClass", ROCKSDB)
     spark.conf.set("spark.sql.streaming.numRecentProgressUpdates", "10000")

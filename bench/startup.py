@@ -1,10 +1,12 @@
-"""Measure the cost before a program's first answer, each figure in a fresh process.
+"""Measure the wall time and the CPU time until a program's first answer, each in a fresh process.
 
-Each row names the kernel cache: *warm* is filled, *cold* is empty. A lazy import looks free until the first step, so
-the table also has the time to the first answer. CPU of background compilation has its own column.
+Each row shows the kernel cache of its program: *warm* is filled, and *cold* is empty. A lazy import costs nothing until
+the first step, so the table also has the time to the first answer. The CPU time of background compilation has its own
+column.
 
 Limits: *import* and *first answer* exclude the start of the interpreter; *ddflow diff* includes it. On Spark, the
-session has run a query before. Its first batch is compared with a first ``mapInArrow`` that does nothing.
+session has already run another query. The first batch of ddflow is compared with the first batch of a ``mapInArrow``
+that does nothing.
 
 >>> figures("import json")["seconds"] < 5
 True
@@ -105,16 +107,16 @@ told["helper"] = spent(resource.RUSAGE_CHILDREN) - before
 print(json.dumps(told))
 """
 BARS: Final = {"first answer": ("cpu", 2.0), "ddflow diff of two rows": ("children", 3.0), "all kernels": ("cpu", 15.0)}
-"""Limits of CPU seconds with an empty cache."""
+"""Maximum CPU seconds of each program with an empty cache."""
 OVER: Final = 5.0
-"""Limit in seconds of the first batch on Spark over a ``mapInArrow`` that does nothing."""
+"""How many seconds longer the first batch on Spark may take than a ``mapInArrow`` that does nothing."""
 
 
 def figures(program: str, cache: str | None = None) -> dict[str, float]:
     """Return seconds and CPU seconds of a program in a fresh interpreter; raise CalledProcessError if it fails.
 
-    The start of the interpreter is not included. ``children``: CPU of the processes it ran and waited for.  ``helper``:
-    CPU of the process that fills the cache.
+    The start of the interpreter is not included. ``children``: CPU time of the child processes that have ended.
+    ``helper``: CPU time of the process that fills the cache.
     """
     variables = environment(threads=1) | ({} if cache is None else {"DDFLOW_CACHE_DIR": cache})
     variables.pop("DDFLOW_BACKGROUND", None)
@@ -129,7 +131,7 @@ class Startup(Bench):
     """The bench of each program, on a warm and on an empty cache."""
 
     name = "startup"
-    about = "Start-up: import, the first answer in Python, on the shell and on Spark, every kernel compiled."
+    about = "Start-up: import, first answer in Python, on the shell and on Spark, compilation of all kernels."
     sampled = ("seconds", "cpu", "children", "helper")
     columns = (
         "what {program} | cache {cache} | seconds {seconds!m:.2f} | min-max {seconds!l:.2f}-{seconds!g:.2f} | "
@@ -145,7 +147,7 @@ class Startup(Bench):
         ]
 
     def measure(self, program: str, cache: str) -> dict[str, Any]:
-        """Run a program on an empty cache, or on a warm one after one untimed run."""
+        """Run a program on an empty cache, or on a warm cache after one run that is not timed."""
         if cache == "cold":
             with tempfile.TemporaryDirectory() as folder:
                 return {"rows": 1, **figures(PROGRAMS[program], str(Path(folder, "cache")))}
@@ -157,7 +159,9 @@ class Startup(Bench):
         ours.warm()
 
     def bars(self, result: Row) -> Iterator[Bar]:
-        """Yield the bars: CPU of first answers with an empty cache, and the first batch on Spark.
+        """Yield the bars.
+
+        The bars limit the CPU time of first answers with an empty cache, and the first batch on Spark.
 
         The batch on Spark is compared with a ``mapInArrow`` that does nothing.
         """

@@ -1,11 +1,11 @@
-"""Run a selection from all benches in a quarter of an hour and write one report with a picture.
+"""Run selected jobs of all benches in a quarter of an hour, and write one report with a picture.
 
-A line of `OURS` or `PEERS` holds the words of the bench command line, so each can be run alone with more rounds. The
-suite measures and reports only what the benches do. Every round goes through all benches, so a busy minute of the
-machine affects few samples of each.
+Each entry of `OURS` and `PEERS` is a bench command line, so you can also run it alone, with more rounds. The suite
+itself adds no measurements and no figures to those of the benches. Every round goes through all benches, so a busy
+minute of the machine affects only a few samples of each bench.
 
-Limits: 15 minutes on two quiet cores. So peers run once or twice, and the long benches are left out: `large` at full
-length and `spark` with all its peers.
+Limits: the suite has 15 minutes on two quiet cores. So peers run once or twice. Two long benches are left out: `large`
+at full length, and `spark` with all its peers.
 
 >>> len({bench.name for bench, _ in lines()}) > 8, max(job.rounds for _, job in lines())
 (True, 3)
@@ -39,7 +39,7 @@ OURS: Final = (
     "operators --only line=upsert,count,aggregates,floats,top-10,join --rounds 1",
     "large --only workload=w1l contender=ddflow step=1000000 events=20000000 --set events=4000000 --rounds 1",
 )
-"""Lines for ddflow alone; `compare` runs the same lines on two commits."""
+"""Command lines that run only ddflow; `compare` runs the same lines on two commits."""
 PEERS: Final = (
     "upsert --only workload=w1 contender=limit line=upsert --rounds 3",
     "upsert --only workload=w1 contender=numpy,duckdb-steps-1t line=upsert --rounds 1",
@@ -63,8 +63,8 @@ def lines(words: Sequence[str] = (*OURS, *PEERS)) -> list[Timed]:
 
 def main(arguments: Sequence[str]) -> int:
     """Run the suite and store its report; return 1 if an answer was wrong."""
-    line = argparse.ArgumentParser(prog="python bench all", description="A quarter of an hour of all benches.")
-    line.add_argument("--out", type=Path, default=report.RESULTS, metavar="DIR", help="where the report goes")
+    line = argparse.ArgumentParser(prog="python bench all", description="Run a quarter of an hour of all benches.")
+    line.add_argument("--out", type=Path, default=report.RESULTS, metavar="DIR", help="the folder for the report")
     line.add_argument("--no-save", action="store_true", help="write no files")
     options = line.parse_args(arguments)
     out, progress = Console(), Console(stderr=True)

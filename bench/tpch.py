@@ -1,9 +1,9 @@
-"""Measure a step of a thousand changed rows for each TPC-H query, beside DuckDB answering again.
+"""Measure a step of a thousand changed rows for each TPC-H query, beside DuckDB, which recomputes the answer.
 
 Tables, steps and queries come from the tests (`tests/plan/tpch_feed.py`). After each step the engine's rows must equal
 DuckDB's answer. A step inserts, changes and deletes rows of the query's tables, but not of nation and region, which
-TPC-H never changes. Each query has its own engine on one thread; DuckDB has two threads and tables in memory. Only
-DuckDB's query is timed, not the update of its tables. Limits: `tpchgen-cli` makes the tables.
+TPC-H never changes. Each query has its own engine on one thread; DuckDB has two threads and tables in memory. For
+DuckDB, only the query is timed, not the update of the tables. Limits: `tpchgen-cli` makes the tables.
 
 >>> sample = BENCH.measure(query=6, scale=0.01, rows=100, steps=3)
 >>> sample["step_ms"] > 0, sample["duckdb_ms"] > 0
@@ -36,7 +36,7 @@ class Tpch(Bench):
     """The bench of each query at each scale."""
 
     name = "tpch"
-    about = f"TPC-H: a step of {ROWS:,} changed rows, beside DuckDB answering again on two threads."
+    about = f"TPC-H: a step of {ROWS:,} changed rows, beside DuckDB recomputing the answer on two threads."
     figures = ("step_ms", "load_seconds")
     quick = ({"scale": "0.1"}, {"steps": "5"})
     columns = (
@@ -97,7 +97,10 @@ class Tpch(Bench):
         ]
 
     def bars(self, result: Row) -> Iterator[Bar]:
-        """Yield the bars: the median step beside DuckDB's median, and its growth with the scale."""
+        """Yield the bars.
+
+        The bars compare the median step with DuckDB's median, and limit how the median step grows with the scale.
+        """
         large = _of(result, SCALES[1])
         if large:
             mine, theirs = _median(large, "step_ms"), _median(large, "duckdb_ms")

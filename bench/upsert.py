@@ -1,9 +1,10 @@
-"""Measure speed in memory: ddflow beside a dict loop, numpy, DuckDB and Polars on the same upserts.
+"""Measure speed in memory: compare ddflow with a dict loop, numpy, DuckDB and Polars on the same upserts.
 
-Timing covers Arrow in memory to Arrow in memory, without imports, compilation, loading and checks. A job runs twice at
-full size, because on a virtual machine the first touch of a page costs extra. The first run gives the memory: its peak
-resident bytes minus those before, updates included (``output_mb``). The second run gives the time. Both must give the
-known count and checksum, in order if the contender promises order.
+The timing begins with an Arrow table in memory and ends with Arrow tables in memory. Imports, compilation, loading and
+checks are not timed. A job runs twice at full size, because on a virtual machine the first access to a memory page is
+slower. The first run gives the memory: the peak of the resident bytes less the resident bytes before the run. The
+memory figure includes the updates (``output_mb``). The second run gives the time. Both runs must give the known count
+and checksum. If a contender promises ordered updates, the bench checks the order.
 
 Limits: every contender holds everything in memory.
 
@@ -33,11 +34,14 @@ WARM_ROWS = 50_000
 BASE = "numpy"  # the contender that every rate is compared with
 WORKLOADS = ("w1s", "w1", "w1z", "w3", "wide")
 ON_ZIPF = {"ddflow", "limit", "limit-plain", BASE}  # contenders on w1z, unless --only names others
-NUMPY_THEN = 1.55  # numpy's million upserts a second when the rates below were set
+NUMPY_THEN = 1.55  # numpy's rate, in million upserts a second, when the rates below were set
 
 
 class Need(NamedTuple):
-    """A target: ``line`` must be ``times`` as fast as ``peer``; both are (workload, line, contender) of one run."""
+    """A target: ``line`` must be ``times`` as fast as ``peer``.
+
+    ``line`` and ``peer`` are a (workload, line, contender) each, from the same run.
+    """
 
     line: str
     ours: tuple[str, str, str]
@@ -63,7 +67,7 @@ NEEDS = (
 
 
 def in_order(tables: Iterable[pa.Table]) -> bool:
-    """Return whether ``_time`` never decreases over consecutive tables."""
+    """Return True if ``_time`` never decreases over consecutive tables."""
     before = None
     for table in tables:
         times = table["_time"].to_numpy()
@@ -75,7 +79,7 @@ def in_order(tables: Iterable[pa.Table]) -> bool:
 
 
 class Upsert(Bench):
-    """The bench of every contender on every line of every workload that it takes."""
+    """The bench that runs every contender on all workloads and lines that it supports."""
 
     name = "upsert"
     about = "Speed in memory: ddflow and its peers on the same upserts, every answer checked."
@@ -89,7 +93,11 @@ class Upsert(Bench):
     )
 
     def jobs(self) -> list[Job]:
-        """Return the jobs: peers run ``upsert``, ddflow all lines, the dict loop all lines of w1s, others if named."""
+        """Return the jobs.
+
+        Peers run the line ``upsert``, ddflow runs all lines, and the dict loop runs all lines of w1s. Other jobs run if
+        they are named.
+        """
         jobs = []
         for name, contender in product(workloads.SHAPES, CONTENDERS.values()):
             for line in workloads.lines(name):
@@ -106,7 +114,10 @@ class Upsert(Bench):
         return sorted(jobs, key=lambda job: (list(workloads.SHAPES).index(job.what["workload"]), job.what["line"]))
 
     def measure(self, workload: str, contender: str, line: str) -> dict[str, Any]:
-        """Load, warm up, run once for memory and once for time, and check both answers."""
+        """Load the workload and warm up.
+
+        Run once for the memory and once for the time, and check the answers of both runs.
+        """
         chosen = CONTENDERS[contender]
         pa.set_cpu_count(chosen.threads)
         events = workloads.load(workload)
@@ -147,7 +158,7 @@ class Upsert(Bench):
         return {line: workloads.answer(workload, line) for line in workloads.lines(workload)}
 
     def wrong(self, job: Job, sample: dict[str, Any], expected: Any) -> str | None:
-        """Check count and checksum against the known ones, and the order if it is promised."""
+        """Compare count and checksum with the known answer. Check also the order, if the contender promises it."""
         if expected is not None:
             known = workloads.Answer(*expected[job.what["line"]])
             found = workloads.Answer(sample["updates"], sample["checksum"])
@@ -159,7 +170,7 @@ class Upsert(Bench):
         return None
 
     def compared(self, rows: list[Row]) -> list[Row]:
-        """Add ``over_base``: the speed relative to the base on the same line, None without a base."""
+        """Add ``over_base``: the speed relative to the base on the same line, or None if there is no base."""
         bases = {(row["workload"], row["line"]): row for row in rows if row["contender"] == BASE}
         for row in rows:
             base = bases.get((row["workload"], row["line"]))
@@ -167,7 +178,7 @@ class Upsert(Bench):
         return rows
 
     def tables(self, result: Row) -> Iterator[tuple[str, Sequence[Row]]]:
-        """Yield a table per workload and line, fastest first."""
+        """Yield a table per workload and line, with the fastest contender first."""
         for (workload, line), rows in report.grouped(result["results"], "workload", "line"):
             first = rows[0]
             size = f"{first['rows']:,} upserts, {first['updates']:,} updates of {first['output_mb']:,.0f} MB"
@@ -175,7 +186,7 @@ class Upsert(Bench):
             yield f"{workload}, {line}: {size}; medians of {len(first['seconds'])}", rows
 
     def bars(self, result: Row) -> Iterator[Bar]:
-        """Yield the bars: our rate over a peer's in one run."""
+        """Yield the bars. The bars require a ratio of our rate to a peer's rate in the same run."""
         rates = {(row["workload"], row["line"], row["contender"]): row[self.rate] for row in result["results"]}
         for need in NEEDS:
             if need.ours in rates and need.peer in rates:
@@ -184,7 +195,7 @@ class Upsert(Bench):
                 yield at_least(need.line, rates[need.ours], of, rates[need.peer], need.times, wanted)
 
     def panels(self, result: Row) -> list[Callable[[Any], None]]:
-        """Draw the rates of the line ``upsert`` as bars, a panel per workload."""
+        """Draw the rates of the line ``upsert`` as bars, with one panel for each workload."""
         shown = [(title, rows) for title, rows in self.tables(result) if rows[0]["line"] == "upsert"]
         return [
             partial(

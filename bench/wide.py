@@ -1,10 +1,11 @@
-"""Generate the wide workload: rows of 20 columns; half the events change one column, the other half nothing.
+"""Generate the wide workload, whose rows have 20 columns.
 
-A row is a pure function of its key and *version*, the number of changes to the key. A change touches a single column of
-the 19 after the key, in turn. So the events need no state, and the versions alone give the expected updates.
+A row is a pure function of its key and its *version*, which is the number of changes to the key so far. A change
+affects one of the 19 columns after the key, each column in turn. So the generator needs no state, and the expected
+updates follow from the versions alone.
 
-The first events bring every key once, in random order, at version 0. A later event takes a random key and either
-changes it or repeats its row, as feeds do. There are no deletes.
+The first events insert every key once, in random order, at version 0. Later events have random keys. Half of these
+events change the row of their key, and half repeat it, as in real feeds. There are no deletes.
 
 >>> rows(np.array([5]), np.array([0])).column_names[:3], len(rows(np.array([5]), np.array([0])).column_names)
 (['key', 'i1', 'i2'], 20)
@@ -27,7 +28,7 @@ NAMES = ("key", *CHANGING)
 
 
 class Wide(NamedTuple):
-    """A size: ``n`` events over ``keys`` keys; the first ``keys`` events bring each key once."""
+    """A size: ``n`` events over ``keys`` keys; the first ``keys`` events insert each key once."""
 
     n: int
     keys: int
@@ -36,7 +37,7 @@ class Wide(NamedTuple):
 
 
 def build(shape: Wide) -> pa.Table:
-    """Make the events in memory: O(n) time, one chunk a column.
+    """Make the events in memory, with one chunk for each column. O(n) time.
 
     Columns: ``key``, ``i1``-``i7`` int64, ``f1``-``f4`` float64, ``s1``-``s6`` text of 6 to 17 bytes, ``at`` a
     timestamp, ``flag``; then the clock ``time``, which never decreases.
@@ -60,7 +61,7 @@ def events(shape: Wide) -> tuple[Any, Any, Any]:
 
 
 def rows(key: Any, version: Any) -> pa.Table:
-    """Return the rows of keys at versions.  O(n)."""
+    """Return the rows of the given keys at the given versions. O(n)."""
     columns = [pa.array(key)]
     for place, name in enumerate(CHANGING):
         first = (place - key - 1) % len(CHANGING) + 1  # the key's first change to this column
@@ -70,7 +71,10 @@ def rows(key: Any, version: Any) -> pa.Table:
 
 
 def _column(name: str, drawn: Any, changes: Any) -> pa.Array:
-    """Make a column from a random number and a number of changes per row; each change gives a new value."""
+    """Make a column.
+
+    A value follows from the random number of its row and the number of changes. Each change gives a new value.
+    """
     if name in DIGITS:
         digits = pc.cast(pa.array(drawn % 10 ** DIGITS[name] + changes), pa.string())
         return pc.binary_join_element_wise(pa.scalar("text-"), digits, "")

@@ -1,7 +1,7 @@
-"""Generate the upsert workloads from seeds, and hold their known answers and the checksum of updates.
+"""Generate the upsert workloads from seeds, list their known answers, and compute the checksum of updates.
 
-Columns: ``key``, ``val`` (null deletes) and ``time`` (never decreasing, 1000 rows a time); `wide` makes the wide rows.
-Several unrelated programs found each known answer, so a contender with another answer is wrong.
+Columns are ``key``, ``val`` (a null deletes the key) and ``time`` (never decreasing, 1000 rows for each time). `wide`
+makes the wide rows. Several unrelated programs found each known answer, so a contender with another answer is wrong.
 
 >>> table = build(SHAPES["tiny"])
 >>> table.num_rows, table.column_names, table["time"][-1].as_py()
@@ -62,13 +62,13 @@ SHAPES: dict[str, Shape | Wide] = {
     "tinyw": Wide(12_000, 4_000),
 }
 
-# The lines of a workload. `upsert` gives the updates of the rows, and the next three add operators. `backfill` is
-# `upsert` in a single step. `epoch` is one step in epoch mode, and its updates are the live rows.
+# The lines of a workload. `upsert` gives the updates of the rows, and the next three lines add operators to it.
+# `backfill` is `upsert` in a single step. `epoch` is one step in epoch mode; its updates insert each live row once.
 LINES = ("upsert", "filter", "count", "filter+count", "backfill", "epoch")
 
-# Number of updates and checksum. The dict loop, numpy, and SQL over numpy's updates agree on them. Two numpy programs
-# gave `epoch`; versions alone and DuckDB gave wide rows. `input` is the xxh3-64 of the input's columns, drawn by numpy
-# 2.4.
+# Number of updates and checksum. The dict loop, numpy, and SQL queries over numpy's updates gave the same figures. Two
+# numpy programs computed the answers of `epoch`. The answers for wide rows were computed from the versions alone and by
+# DuckDB. `input` is the xxh3-64 of the input's columns, drawn by numpy 2.4.
 _TABLES = """
        upsert                     filter                    count                      filter+count
 w1     18023791 b10ff7993cdd8f69  1803420 a226ea80278695af  13460296 87449fc0160685cb  1345758 8b3e7b9eab2b3cbe
@@ -124,14 +124,15 @@ def lines(name: str) -> tuple[str, ...]:
 
 
 def answer(name: str, line: str) -> Answer | None:
-    """Return the known answer or None; it is the same in one step and in many."""
+    """Return the known answer or None. The answer for one step is the same as for many steps."""
     return KNOWN.get((name, "upsert" if line == "backfill" else line))
 
 
 def build(shape: Shape | Wide) -> pa.Table:
-    """Make a workload in memory: O(n) time, one chunk a column.
+    """Make a workload in memory, with one chunk for each column. O(n) time.
 
-    numpy draws the numbers, so `fingerprint` tells whether the *input* changed, before anybody doubts an answer.
+    numpy draws the numbers. If a new version of numpy draws other random numbers, `fingerprint` shows that the *input*
+    has changed.
     """
     if isinstance(shape, Wide):
         return build_wide(shape)
@@ -147,7 +148,10 @@ def build(shape: Shape | Wide) -> pa.Table:
 
 
 def columns(key: Any, val: Any, gone: Any, strings: bool) -> tuple[pa.Array, pa.Array]:
-    """Return key and value as Arrow: int64, or text of 14 and 9 bytes; null where ``gone``."""
+    """Return the key and the value as Arrow arrays.
+
+    The arrays are int64, or text of 14 and 9 bytes. Values are null where ``gone``.
+    """
     if not strings:
         return pa.array(key.astype("int64")), pa.array(val.astype("int64"), mask=gone)
     vals = pc.if_else(pa.array(gone), pa.scalar(None, pa.string()), _text("city-", val, 4))
@@ -169,9 +173,9 @@ def folder() -> Path:
 
 
 def load(name: str) -> pa.Table:
-    """Return the workload ``name`` as a table of one chunk, read and not mapped, so that its pages are resident.
+    """Return the workload ``name`` as a table of one chunk. The file is read and not mapped, so the pages are resident.
 
-    The first use makes and stores it. Raises KeyError for an unknown name.
+    The workload is made and stored on first use. Raises KeyError for an unknown name.
     """
     path = folder() / f"{name}-{SHAPES[name].seed}.arrow"
     if not path.exists():
@@ -187,7 +191,10 @@ def load(name: str) -> pa.Table:
 
 
 def fingerprint(table: pa.Table) -> str:
-    """Return xxh3-64 of the values, column after column, nulls as -1; equal rows give the same on any machine."""
+    """Return the xxh3-64 of the values, column after column, with nulls as -1.
+
+    Equal rows give the same result on any machine.
+    """
     digest = xxhash.xxh3_64()
     for column in table.columns:
         for chunk in column.chunks:
@@ -199,8 +206,8 @@ def checksum(updates: Iterable[pa.Table], rows: int = 1_000_000) -> int:
     """Return the sum of ``diff * mix(a*A + b*B + ... + time*T)`` over the updates, modulo 2^64, in any order.
 
     ``a``, ``b`` and so on are the row's columns: text counts as its digits, floats as their bits. ``_time`` and
-    ``_diff`` are the last two columns. ``mix`` is splitmix64's finalizer. O(n) time, and a few arrays of ``rows`` rows
-    at once.
+    ``_diff`` are the last two columns. ``mix`` is splitmix64's finalizer. O(n) time, with memory for a few arrays of
+    ``rows`` rows.
     """
     total = 0
     for table in updates:
@@ -224,7 +231,7 @@ def _mixed(batch: pa.RecordBatch) -> int:
 
 
 def _factor(place: int) -> int:
-    """Return the odd multiplier of the row's column ``place``."""
+    """Return the multiplier, an odd number, of the row's column at ``place``."""
     given = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9)
     if place < len(given):
         return given[place]
@@ -242,7 +249,10 @@ def _finalized(z: Any) -> Any:
 
 
 def _numbers(column: pa.Array) -> Any:
-    """Convert a column to int64: text by the digits after its ``name-``, floats by their bits, null as -1."""
+    """Convert a column to int64.
+
+    A text such as ``name-7`` becomes its number, a float becomes its bits, and null becomes -1.
+    """
     if pa.types.is_floating(column.type):
         return pc.cast(column, pa.float64()).to_numpy(zero_copy_only=False).view(np.int64)
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
@@ -253,7 +263,7 @@ def _numbers(column: pa.Array) -> Any:
 
 
 def whole(column: pa.ChunkedArray) -> pa.Array:
-    """Return a column as one array; ``combine_chunks`` would copy even a single chunk."""
+    """Return a column as one array. ``combine_chunks`` is not used for a single chunk, because it would copy."""
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 

@@ -1,10 +1,11 @@
 """Turn upsert streams into difference streams, and keep views of them up to date.
 
-An *upsert* is (key, value or None, order, time). An *update* is (data, time, diff). A *collection* is the multiset that
-updates up to a time define. The *frontier* is the least time that may still arrive. docs/design.md defines the other
-words, and README.md in this folder follows one upsert through the folders.
+An *upsert* is (key, value or None, order, time). An *update* is (data, time, diff). A *collection* is a multiset of
+rows: it is the sum of all updates up to a time. The *frontier* is the least time that a later update can have.
+docs/design.md defines all terms. README.md in this folder follows one upsert through the folders.
 
-Importing ddflow loads no heavy library: the errors are available at once, the names below on first use.
+Importing ddflow loads no heavy library. The error classes are loaded at once, and every other name is loaded on first
+use.
 
 >>> import ddflow as dd
 >>> dd.Upsert(key="id").key

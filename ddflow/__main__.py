@@ -1,7 +1,8 @@
-"""Run the program ``ddflow``, also as ``python -m ddflow``: the command line, or a hint to install it.
+"""Run the command line of ddflow, as the program ``ddflow`` or as ``python -m ddflow``.
 
-The library works without the packages of the extra ``shell``. If they are missing, the program says so in one line and
-exits with 2, the code for wrong usage. Any other failed import is a bug and raises its error.
+The library works without the packages of the extra ``shell``, but the command line needs them. If a package is missing,
+the program prints how to install it and exits with 2, the code for wrong usage. Any other failed import is a bug and
+raises its error.
 
 >>> main.__module__
 'ddflow.__main__'
@@ -21,7 +22,7 @@ def main() -> None:
         if (error.name or "").partition(".")[0] not in SHELL:
             raise
         found = f"{error.name} is not installed"
-        print(f"ddflow: the command line needs more: {found}; pip install 'ddflow[shell]'", file=sys.stderr)
+        print(f"ddflow: start the command line: {found}; pip install 'ddflow[shell]'", file=sys.stderr)
         raise SystemExit(2) from None
     run()
 

@@ -1,4 +1,4 @@
-"""Run a call on a new stack, so that its recursion depth does not depend on the caller."""
+"""Run a call on a new stack, so that the possible recursion depth does not depend on the caller."""
 
 from collections.abc import Callable
 from threading import Thread
@@ -10,8 +10,8 @@ T = TypeVar("T")
 def run_on_new_stack(call: Callable[[], T]) -> T:
     """Run ``call`` in another thread, wait, and return its result or raise its error.
 
-    Use it for recursion over a value from a user or a store. Python's recursion limit counts the frames of a thread, so
-    the depth of the caller would otherwise decide whether a nested value fits.
+    Use this function for recursion over a nested value from a user or a store. Python's recursion limit counts all
+    frames of a thread, including the caller's frames. On a new thread, the same nesting depth works for every caller.
 
     >>> run_on_new_stack(lambda: 6 * 7)
     42

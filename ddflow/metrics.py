@@ -1,11 +1,11 @@
-"""Report the figures of each engine call to monitoring; this file contains no backend.
+"""Report the figures of each engine call to monitoring. The exporters for monitoring systems are in other files.
 
-ddflow calls the function given as ``metrics=`` of `Flow.open` once for each call that took effect. This happens after
-the effect and, with ``commit_every="call"``, after the commit, so an exception in the function cannot undo the call; it
-is logged. A refused or repeated call reports nothing.
+ddflow calls the function ``metrics=`` of `Flow.open` once for each engine call that took effect. With
+``commit_every="call"``, the function is called after the commit. An exception in the function ``metrics=`` is logged,
+and cannot undo the engine call. A refused or repeated call reports nothing.
 
-Limits: the function runs in the caller's thread, within the call, and must not use the engine. `Engine.stats` shows the
-size of an engine; ``spark_bridge.monitoring`` reports queries on Spark.
+Limits: the function ``metrics=`` runs in the caller's thread, within the engine call, and must not use the engine.
+`Engine.stats` shows the size of an engine; ``spark_bridge.monitoring`` reports queries on Spark.
 """
 
 import logging
@@ -19,11 +19,11 @@ from ddflow.terminal import format_count
 LOG: Final = logging.getLogger("ddflow")
 NOTHING: Final[Mapping[str, int]] = MappingProxyType({})
 Look = Callable[[int], None]
-"""A progress callback: called with the number of rows, events or bytes done since its last call."""
+"""A progress callback. It gets the number of rows, events or bytes that were processed since its last call."""
 
 
 def mask_log_record(record: logging.LogRecord) -> bool:
-    """Mask secrets in a log record; a filter for ddflow's loggers."""
+    """Mask secrets in a log record. All loggers of ddflow use this function as a filter."""
     record.msg, record.args = mask_secrets(record.getMessage()), ()
     return True
 
@@ -32,18 +32,18 @@ LOG.addFilter(mask_log_record)
 
 
 class SinkLag(NamedTuple):
-    """The lag of a sink of `Engine.run`."""
+    """How far a sink of `Engine.run` is behind the state."""
 
     epochs: int
-    """Committed epochs that the sink does not have yet."""
+    """The number of committed epochs that the sink does not have yet."""
     bytes: int
-    """Bytes of the updates of these epochs."""
+    """The bytes of updates that the sink does not have yet."""
     failing: bool = False
-    """Whether its last attempt failed."""
+    """Whether the last attempt to write to the sink failed."""
 
 
 class SourceLag(NamedTuple):
-    """The lag of a source of `Engine.run`.
+    """How far ddflow is behind a source of `Engine.run`.
 
     >>> str(SourceLag(1200, "messages")), str(SourceLag(1, "files")), str(SourceLag(81920, "bytes"))
     ('1,200 messages', '1 file', '82 kB')
@@ -52,19 +52,28 @@ class SourceLag(NamedTuple):
     """
 
     amount: int | None
-    """The lag; None until it is known: before the source is first open, during a first copy, and for a source that
-    cannot tell."""
+    """The amount of input at the source that ddflow has not read yet.
+
+    The amount is None while it is unknown: before the source is first open, during a first copy, and if the source does
+    not report it.
+    """
     unit: str
-    """The unit of the amount, a plural: "messages", "files", "bytes". A source never changes it."""
+    """The unit of the amount, as a plural noun: "messages", "files", "bytes". A source never changes its unit."""
     failing: bool = False
-    """Whether its last attempt failed."""
+    """Whether the last attempt to read the source failed."""
     seconds: float | None = None
-    """The age of the lag in seconds: the time since the last ingested row was written, by the source's own clock, or
-    since the source was last read to its end. 0 while the source is known to have no more. The state stores it, so
-    it is known from the start. In a new state it is None until rows arrive or a first copy is complete."""
+    """How long ddflow has been behind the source, in seconds: the *age* of the lag.
+
+    It is the time since the last ingested row was written, by the clock of the source, or since the source was last
+    read to its end. The age is 0 while the source is known to have no more rows. The state stores the time from which
+    the age counts, so the age is known from the start of a run. In a new state the age is None until rows arrive or a
+    first copy is complete.
+    """
     gathered: int = 0
-    """Rows read from the source and not yet in an epoch; for a first copy, which is one epoch, the rows copied so
-    far."""
+    """The number of rows that were read from the source and are not in an epoch yet.
+
+    A first copy is one epoch, so during a first copy this is the number of rows copied so far.
+    """
 
     def __str__(self) -> str:
         if not self.amount or (self.unit == "bytes" and self.amount < 1000):
@@ -76,7 +85,7 @@ class SourceLag(NamedTuple):
 
 
 class CallMetrics(NamedTuple):
-    """The figures of one call of an engine, or of one epoch of a run or of a query on Spark.
+    """The figures of one engine call, of one epoch of `Engine.run`, or of one epoch of a query on Spark.
 
     >>> import pyarrow as pa, ddflow as dd
     >>> flow = dd.Flow()
@@ -89,44 +98,47 @@ class CallMetrics(NamedTuple):
     """
 
     kind: str
-    """"step", "push", "advance_to", "replace" or "restate"; "run" for an epoch of `Engine.run`, "epoch" on Spark."""
+    """The kind of call: "step", "push", "advance_to", "replace" or "restate".
+
+    The kind is "run" for an epoch of `Engine.run`, and "epoch" on Spark.
+    """
     time: int
     """The time of the step, or the requested frontier; 0 for a push."""
     epoch: int
     """The last committed epoch after the call; 0 for state in memory."""
     seconds: float
-    """Seconds from the beginning of the call to its end, its commit included."""
+    """The duration of the call in seconds, including the commit."""
     verdicts: Mapping[str, int]
-    """Resolved events, by verdict."""
+    """The number of resolved events for each verdict."""
     pending: int
-    """Events that wait for their time to close, after the call."""
+    """The number of events whose time is not closed yet, after the call."""
     updates: Mapping[str, int]
-    """Updates by output."""
+    """The number of updates for each output."""
     rows: Mapping[str, int] = NOTHING
-    """Ingested rows, by input."""
+    """The number of ingested rows for each input."""
     commit: float = 0.0
-    """Seconds of the commit within ``seconds``; 0 for a call without a commit."""
+    """The duration of the commit, which is a part of ``seconds``. 0 for a call without a commit."""
     keys: Mapping[str, int] = NOTHING
-    """Live keys, by arrangement."""
+    """The number of live keys in each arrangement."""
     bytes: Mapping[str, int] = NOTHING
-    """Bytes of index and batches, in memory or mapped, by arrangement."""
+    """For each arrangement, the bytes of its index and batches, in memory or in mapped files."""
     owed: Mapping[str, int] = NOTHING
-    """Merge debt: versions that merges in progress have yet to copy, by arrangement."""
+    """The number of row versions that unfinished merges still have to copy, for each arrangement."""
     sources: Mapping[str, SourceLag] = MappingProxyType({})
-    """The lags of a run's sources, by name."""
+    """The lag of each source of a run, by the name of the source."""
     sinks: Mapping[str, SinkLag] = MappingProxyType({})
-    """The lags of a run's sinks, by output."""
+    """The lag of each sink of a run, by the name of the output."""
     at: str = ""
-    """``time`` as text, such as ``2026-11-26`` if times are days; "" for a push and for a run."""
+    """The field ``time`` as text, such as ``2026-11-26`` if times are days; "" for a push and for a run."""
 
 
 Metrics = Callable[[CallMetrics], object]
 
 
 def publish_call_metrics(listeners: Iterable[Metrics], call: CallMetrics) -> None:
-    """Pass the figures of a call to the listeners, and log them at DEBUG; log the exceptions of listeners.
+    """Pass the figures of a call to the listeners, and log the figures at DEBUG. An exception of a listener is logged.
 
-    O(listeners) besides their own work.
+    O(listeners), without the work of the listeners.
     """
     if LOG.isEnabledFor(logging.DEBUG):
         rows = format_count(sum(call.rows.values()), "row")
@@ -135,11 +147,13 @@ def publish_call_metrics(listeners: Iterable[Metrics], call: CallMetrics) -> Non
         try:
             take(call)
         except Exception:
-            LOG.exception("metrics= of a ddflow engine failed; %s itself took effect", call.kind)
+            LOG.exception("metrics= of a ddflow engine raised an error; the %s took effect", call.kind)
 
 
 def build_log_fields(figures: NamedTuple, **more: object) -> dict[str, object]:
-    """Convert figures to the fields of a log record: plain values under ``ddflow``, for logs in JSON.
+    """Convert figures to an extra field of a log record, for logs in JSON.
+
+    The field ``ddflow`` is a dict of plain values.
 
     >>> build_log_fields(SourceLag(3, "files"), source="orders")
     {'ddflow': {'source': 'orders', 'amount': 3, 'unit': 'files', 'failing': False, 'seconds': None, 'gathered': 0}}

@@ -1,8 +1,9 @@
 r"""Escape control characters in terminal output, and format tables, rows and numbers for people.
 
 Values, names of files and outputs, and messages of other programs may contain control characters. The functions here
-spell them out, so such text cannot move the cursor, hide lines, or set a window's title. Rich writes its own control
-sequences for styles and progress bars, so `make_console` escapes the text before Rich draws it.
+replace a control character by printable text such as ``\x1b``. Therefore a text cannot move the cursor, hide lines, or
+set a window's title. `make_console` escapes only texts, because Rich itself writes control sequences for styles and
+progress bars.
 
 >>> escape_text("a\x1b[2Jb\nc"), escape_lines("a\x9b2J\nb")
 ('a\\x1b[2Jb\\nc', 'a\\x9b2J\nb')
@@ -31,17 +32,17 @@ if TYPE_CHECKING:
 
 
 def escape_text(text: str) -> str:
-    """Escape the control characters of a text; the result is one line."""
+    """Escape the control characters of a text, including line ends."""
     return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def escape_lines(text: str) -> str:
-    """Escape the control characters of a text and keep its line ends."""
+    """Escape the control characters of a text, but not line ends."""
     return "\n".join(map(escape_text, text.split("\n")))
 
 
 def format_count(number: int, what: str) -> str:
-    """Format a number of things: ``1 row``, ``2,000 rows``."""
+    """Format a number with a noun, as in ``1 row`` and ``2,000 rows``."""
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
@@ -61,10 +62,10 @@ def make_console(**settings: Any) -> Console:
     from rich.segment import Segment
 
     class EscapingConsole(Console):
-        """Escapes all texts after their layout."""
+        """A console that escapes each text after Rich has computed the layout."""
 
         def render(self, renderable: Any, options: Any = None) -> Iterator[Segment]:
-            """Render the segments of an object."""
+            """Yield the segments of text that show an object."""
             for text, style, control in super().render(renderable, options):
                 yield Segment(text if control else escape_lines(text), style, control)
 
@@ -72,9 +73,11 @@ def make_console(**settings: Any) -> Console:
 
 
 def escape_logs(hide: Callable[[str], str] = str) -> None:
-    """Escape logs and warnings that have no other formatter; for programs, not for libraries.
+    """Escape control characters in warnings, and in logs that have no other formatter.
 
-    ``hide``: removes secrets from a text, because other libraries may log them.
+    Only programs should call this function, not libraries.
+
+    ``hide``: a function that removes secrets from a text, because other libraries may log secrets.
     """
 
     class EscapingFormatter(logging.Formatter):
@@ -98,7 +101,7 @@ def format_row(row: Mapping[str, Any] | None) -> str:
 
 
 def text_table(first: str, table: list[list[str]], rest: list[str]) -> str:
-    """Format a table for a terminal, with lines before and after it: the first column is text, the others are numbers.
+    """Format a table for a terminal, with lines of text around it. All columns except the first are numbers.
 
     O(cells of the table). Pure.
 
@@ -118,8 +121,8 @@ def text_table(first: str, table: list[list[str]], rest: list[str]) -> str:
 
 
 def html_table(first: str, table: list[list[str]], rest: list[str]) -> str:
-    """Render a table for a notebook, with lines before and after it. O(cells of the table). Pure."""
-    # The first column is text; notebooks align numbers to the right without a style.
+    """Render a table for a notebook, with lines of text before and after the table. O(cells of the table). Pure."""
+    # Only the first column needs a style, because notebooks align cells to the right by default.
     left = ' style="text-align: left"'
 
     def row(tag: str, texts: list[str]) -> str:
@@ -143,13 +146,13 @@ def _count_cells(text: str) -> int:
 
 
 EVERY = 0.2
-"""Minimal seconds between two updates of a `StatusLine`."""
+"""The minimal time between two updates of a `StatusLine`, in seconds."""
 
 
 class StatusLine:
-    """A line on the terminal of stderr, rewritten at most every `EVERY` seconds.
+    """A status line on the terminal (stderr). The line is rewritten at most every `EVERY` seconds.
 
-    ``shows``: whether to show the line; it never appears without a terminal.
+    ``shows``: whether to show the line. If stderr is not a terminal, the line is never shown.
     """
 
     def __init__(self, shows: bool) -> None:
@@ -161,13 +164,13 @@ class StatusLine:
         return self.shows and monotonic() >= self._next
 
     def show(self, text: str) -> None:
-        """Write the text, cut to the width of the terminal."""
+        """Show a text instead of the last text. The text is cut to the width of the terminal."""
         self._next = monotonic() + EVERY
         width = shutil.get_terminal_size().columns - 1
         sys.stderr.write(f"\r\x1b[K{escape_text(text)[:width]}")
         sys.stderr.flush()
 
     def close(self) -> None:
-        """End the line if it was written."""
+        """Write a line end if a text was shown."""
         if self._next:
             sys.stderr.write("\n")

@@ -1,11 +1,13 @@
-"""Test a spec and its merger: the result must not depend on how events are split into calls.
+"""Test a spec and its merger. The result must not depend on how events are split into calls.
 
-`invariance` tries random splits and, if the spec promises independence of the order of arrival, shuffles. On a failure
-it raises with the fewest events that it finds. It also checks that the differences add up to the collection.
+`invariance` tries random splits of the events into calls. If the spec promises that the order of arrival does not
+matter, `invariance` also tries shuffles. If results differ, `invariance` raises `NotInvariant` with a small set of
+events that shows the difference. `invariance` also checks that the sum of the differences is the collection.
 `aggregate_laws` tests a user-defined aggregate.
 
-Limits: it finds counterexamples and proves nothing. Columns that do not count and late events may differ
-(docs/semantics.md, section 6). A spec with ``expiry=`` is refused, because its results depend on the times of calls.
+Limits: the tests can find counterexamples, but cannot prove that there are none. The split into calls may affect how
+late events are treated, and the values in columns whose changes are ignored (docs/semantics.md, section 6). A spec with
+``expiry=`` is refused, because its results depend on how events are split into calls.
 """
 
 from collections import Counter
@@ -33,7 +35,10 @@ SECRET = Secret(1, 2)
 
 @dataclass(frozen=True)
 class Invariance:
-    """The numbers of trials. ``shuffles`` is 0 if arrival may decide."""
+    """The number of splits and shuffles that were tried.
+
+    ``shuffles`` is 0 if the order of arrival may decide which event wins.
+    """
 
     events: int
     splits: int
@@ -54,15 +59,16 @@ def invariance(
     shuffled: bool | None = None,
     collection: Callable[[Flow], Any] | None = None,
 ) -> Invariance:
-    """Compare the result of one call with random splits into calls and with shuffles of ``events``.
+    """Check that random splits of ``events`` into calls, and shuffles, have the same result as one call.
 
-    ``events``: anything that speaks Arrow, in the order of arrival. ``schema``: of the input, by default the schema of
-    ``events``. ``rounds``: the number of splits, and of shuffles. ``seed``: of the random choices. ``shuffled``:
-    whether to shuffle, by default `Upsert.order_free`. ``collection``: builds the collection to compare from a new
-    flow, by default its input, which must be called "events".
+    ``events``: Arrow data of any kind, in the order of arrival. ``schema``: the schema of the input, by default that of
+    ``events``. ``rounds``: the number of splits, and of shuffles. ``seed``: the seed of the random choices.
+    ``shuffled``: whether to shuffle, by default `Upsert.order_free`. ``collection``: a function that builds the
+    collection to compare from a new flow; its input must be called "events". By default the collection of the input is
+    compared.
 
-    Returns the numbers of trials. Raises `NotInvariant` with the fewest events that show a difference, `SpecError` for
-    a spec with ``expiry=``, and any error of a step with these events. O(rounds * events).
+    Returns how many splits and shuffles were tried. Raises `NotInvariant` with a small set of events that shows a
+    difference, `SpecError` for a spec with ``expiry=``, and any error of a step with these events. O(rounds * events).
 
     >>> import ddflow as dd
     >>> events = pa.table({"id": [1, 1, 2, 1], "at": [3, 1, 1, 2], "n": [1, 2, 3, 4]})
@@ -74,8 +80,8 @@ def invariance(
     if spec.expiry is not None:
         raise SpecError(
             "dd.testing.invariance",
-            "the spec has expiry=, whose horizon moves with the calls",
-            "test it without; what is forgotten depends on how events are cut",
+            "the spec has expiry=, so its results depend on how events are cut into calls",
+            "test the spec without expiry=",
         )
     spec = replace(spec, lateness=None) if spec.lateness is not None else spec  # lateness depends on the calls
     table = to_table(events, repr(INPUT), pa.schema([]))
@@ -98,13 +104,13 @@ def invariance(
 
 
 class _Trial:
-    """Runs a spec over chosen rows in chosen calls."""
+    """An object that runs a flow with the spec, over some of the rows and with a given split into calls."""
 
     def __init__(self, spec: Upsert, schema: pa.Schema, table: pa.Table, collection: Callable[[Flow], Any]) -> None:
         self.spec, self.schema, self.table, self.collection = spec, schema, table, collection
 
     def compute_outcome(self, calls: Sequence[Sequence[int]]) -> Counter[int]:
-        """Compute the final collection as hashes of its rows, and check that the differences add up to it."""
+        """Compute the final collection as a multiset of row hashes. Check that it is the sum of the differences."""
         flow = Flow()
         node = flow.output("out", self.collection(flow))
         total: Counter[int] = Counter()
@@ -126,9 +132,7 @@ class _Trial:
         return kept
 
     def has_different_outcome(self, calls: Sequence[Sequence[int]]) -> bool:
-        """Return whether these calls, and one call with all their rows in the table's order, give different
-        collections.
-        """
+        """Return whether these calls and one call with all their rows, in table order, have different results."""
         return self.compute_outcome(calls) != self.compute_outcome([sorted(row for rows in calls for row in rows)])
 
 
@@ -139,7 +143,7 @@ def _add_rows(total: Counter[int], updates: pa.Table, names: list[str]) -> None:
 
 
 def _raise_smallest_example(trial: _Trial, calls: list[list[int]], how: str) -> None:
-    """Remove rows that the failure does not need, and raise `NotInvariant`."""
+    """Remove rows as long as the results still differ, then raise `NotInvariant` with the remaining rows."""
     size = max(sum(map(len, calls)) // 2, 1)
     while True:
         every = [row for rows in calls for row in rows]
@@ -157,16 +161,16 @@ def _raise_smallest_example(trial: _Trial, calls: list[list[int]], how: str) -> 
     raise NotInvariant(
         "dd.testing.invariance",
         f"{how}, these events give another collection: {shown}",
-        "make the merger independent of it, or document what it depends on",
+        "make the merger independent of calls and arrival, or document what it depends on",
     )
 
 
 def aggregate_laws(aggregate: Aggregate, values: Sequence[int | float] | None = None, *, rounds: int = 100) -> int:
     """Check the laws of a user-defined aggregate: ``retract`` undoes ``add``, and the order does not matter.
 
-    ``values``: two or more values to add. By default they are integers from -1,000 to 1,000 or, for a state with
-    doubles, eighths of these, whose sums are exact. States are compared to the last bit, with -0.0 as 0.0. The
-    functions are called as plain Python.
+    ``values``: two or more values to add. The default values are the integers from -1,000 to 1,000. If the state has
+    doubles, the default values are divided by 8, so that sums are exact. States are compared to the last bit, but -0.0
+    counts as 0.0. The functions of the aggregate are called as plain Python.
 
     Returns the number of rounds. Raises `NotInvariant` with the values that show a difference, and any error of the
     functions. O(rounds).
@@ -182,7 +186,7 @@ def aggregate_laws(aggregate: Aggregate, values: Sequence[int | float] | None = 
     pool: list[Any] = [each / 8 if double else each for each in range(-1000, 1001)]
     pool = pool if values is None else list(values)
     if len(pool) < 2:
-        raise SpecError("dd.testing.aggregate_laws", f"values= has {len(pool)}", "give two or more")
+        raise SpecError("dd.testing.aggregate_laws", f"values= has {len(pool)} values", "pass two or more")
     add, retract, _ = (getattr(each, "py_func", each) for each in aggregate.functions)
 
     def fold(steps: Sequence[tuple[Any, Any]]) -> Any:
@@ -190,8 +194,8 @@ def aggregate_laws(aggregate: Aggregate, values: Sequence[int | float] | None = 
         for function, value in steps:
             state = function(state, value)
         if not isinstance(state, tuple) or len(state) != len(aggregate.zero):
-            found = f"{steps[-1][0].__name__} gives {state!r}, and a state is {aggregate.zero!r}"
-            raise NotInvariant("dd.testing.aggregate_laws", found, "give a tuple of as many numbers")
+            found = f"{steps[-1][0].__name__} returns {state!r}, but a state is like {aggregate.zero!r}"
+            raise NotInvariant("dd.testing.aggregate_laws", found, "return a tuple with as many numbers")
         return tuple("nan" if each != each else each + 0 for each in state)
 
     for number in range(rounds):
@@ -209,11 +213,11 @@ def aggregate_laws(aggregate: Aggregate, values: Sequence[int | float] | None = 
                 raise NotInvariant(
                     "dd.testing.aggregate_laws",
                     f"{how} give {found}; without them it is {whole}",
-                    "let retract undo add, whenever it comes",
+                    "let retract undo add, in any order of calls",
                 )
         shuffled = draw.sample(adds, len(adds))
         if (found := fold(shuffled)) != whole:
-            told = f"the values {some} give {whole}, and {[each for _, each in shuffled]} give {found}"
-            remedy = "keep what does not depend on the order, such as exact sums"
+            told = f"the values {some} give {whole}, but {[each for _, each in shuffled]} give {found}"
+            remedy = "use a state that does not depend on the order, such as exact sums"
             raise NotInvariant("dd.testing.aggregate_laws", told, remedy)
     return rounds

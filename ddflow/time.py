@@ -1,13 +1,13 @@
-"""Represent times and frontiers, and convert them to and from values and texts.
+"""Represent times and frontiers, and convert times to and from Python values and texts.
 
-The *frontier* is the least time that may still appear in the input. Updates before *upper* are complete; times from
-*since* on can be distinguished. Times are int64 and totally ordered, from ``NEVER`` to ``CLOSED``. For dates and
-timestamps the int64 is in the type's unit, and ddflow reads and prints a date or timestamp.
+The *frontier* is the least time that may still appear in the input. Updates before *upper* are complete. A read is
+exact if its time is *since* or later. Times are int64 and totally ordered, from ``NEVER`` to ``CLOSED``. A date or
+timestamp is stored as an int64 that counts the units of the type, but ddflow accepts and prints it as a date or
+timestamp.
 
-Guarantees: a batch with description (lower, upper, since) holds exactly the updates with ``lower <= t < upper``. Reads
-at any ``t >= since`` are exact; times before since may have been collapsed. The upper of a batch is the lower of the
-next batch in its spine.
-Limits: partially ordered times are not supported, as in differential-dataflow's upsert operator.
+Guarantees: a batch with description (lower, upper, since) holds exactly the updates with ``lower <= t < upper``. Times
+before ``since`` may have been merged into one time. The upper of a batch is the lower of the next batch in its spine.
+Limits: times must be totally ordered, as in the upsert operator of differential-dataflow.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ import pyarrow as pa
 from ddflow.errors import SchemaMismatch, SpecError, TimeWentBack
 
 NEVER: Final = -(2**63)
-"""The least time; no time is closed yet."""
+"""The least time. If the frontier has this value, no time is closed yet."""
 CLOSED: Final = 2**63 - 1
-"""The frontier after all times; no event may have it as its time."""
+"""The frontier after all times are closed. No event may have this time."""
 Time: TypeAlias = int | date | str
-"""A time as a caller gives it; a type other than int only if times are dates or timestamps."""
+"""A time as a caller passes it: an int, or a date, a timestamp or a text if times are dates or timestamps.
+"""
 
 
 INT64: Final = pa.int64()
@@ -36,7 +37,7 @@ _SECONDS: Final = {"": 1.0, "ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0, "d"
 
 
 class BatchDescription(NamedTuple):
-    """A batch's range of times (``lower <= t < upper``), and the first time that it distinguishes (``since``).
+    """The range of times in a batch (``lower <= t < upper``), and the first time that it distinguishes (``since``).
 
     >>> BatchDescription(0, 5, 0).is_followed_by(BatchDescription(5, 9, 3))
     True
@@ -51,15 +52,18 @@ class BatchDescription(NamedTuple):
         return self.upper == later.lower
 
     def merge_with(self, later: BatchDescription) -> BatchDescription:
-        """Describe both batches merged: from this batch's lower to the upper of ``later``."""
+        """Describe the merge of this batch and the next batch ``later``.
+
+        The merged batch ends at the upper of ``later``.
+        """
         assert self.is_followed_by(later), f"{self} and {later} do not meet"
         return BatchDescription(self.lower, later.upper, max(self.since, later.since))
 
 
 def advance_frontier(frontier: int, to: int, kind: pa.DataType = INT64) -> int:
-    """Return the new frontier. Raises `TimeWentBack` if ``to`` is below the present one. O(1).
+    """Advance a frontier to ``to``, and return it. Raises `TimeWentBack` if ``to`` is before the present frontier.
 
-    ``kind``: the type of times.
+    O(1). ``kind``: the type of times.
 
     >>> advance_frontier(3, 7)
     7
@@ -77,7 +81,7 @@ def advance_frontier(frontier: int, to: int, kind: pa.DataType = INT64) -> int:
 def format_time(time: int, kind: pa.DataType = INT64) -> str:
     """Format a frontier or time for a person. ``kind``: the type of times.
 
-    A time without a Python value is shown as its number.
+    A time that Python cannot represent is shown as a number.
 
     >>> format_time(19725, pa.date32()), time_to_int64("read", date(2024, 1, 3), CLOSED, pa.date32())
     ('2024-01-03', 19725)
@@ -96,14 +100,17 @@ def _build_time_scalar(time: int, kind: pa.DataType) -> pa.Scalar:
 
 
 def format_time_argument(time: Any, kind: pa.DataType = INT64) -> str:
-    """Format a given time for a message; ``repr`` for an invalid value. ``kind``: the type of times."""
+    """Format a time that a user passed, for a message. ``kind``: the type of times.
+
+    An invalid value is shown as its ``repr``.
+    """
     if isinstance(time, Integral) and not isinstance(time, bool) and NEVER <= int(time) <= CLOSED:
         return format_time(int(time), kind)
     return str(time) if isinstance(time, date) else repr(time)
 
 
 def time_to_int64(asked: str, time: Any, most: int, kind: pa.DataType = INT64) -> int:
-    """Convert a time or frontier to an int. Raises `SchemaMismatch` for an invalid value or one above ``most``.
+    """Convert a time or frontier to an int. Raises `SchemaMismatch` for an invalid value or a time after ``most``.
 
     ``kind``: the type of times. A date or timestamp may be a Python value or text.
     """
@@ -112,18 +119,20 @@ def time_to_int64(asked: str, time: Any, most: int, kind: pa.DataType = INT64) -
     if not isinstance(time, bool) and isinstance(time, Integral) and NEVER <= int(time) <= most:
         return int(time)
     if pa.types.is_integer(kind):
-        remedy = f"give an integer, {most} at most; a day or a moment is a time where the first step's was one"
-        raise SchemaMismatch(asked, "that is no int64 time", remedy)
+        remedy = f"pass an integer, {most} at most; to use days or timestamps, begin with one in the first step"
+        raise SchemaMismatch(asked, "that is not an int64 time", remedy)
     try:
         # pandas represents a day by its midnight.
         return int(pa.scalar(str(time).removesuffix(" 00:00:00")).cast(kind).value)
     except (pa.ArrowException, ValueError):
-        remedy = f"give a time like {format_time(0, kind)}, or an integer in its unit"
-        raise SchemaMismatch(asked, f"that is no time of type {kind}", remedy) from None
+        remedy = f"pass a time like {format_time(0, kind)}, or an integer in its unit"
+        raise SchemaMismatch(asked, f"that is not a time of type {kind}", remedy) from None
 
 
 def find_time_type(time: Any) -> pa.DataType | None:
-    """Return the type of times that a step's time implies: int64, a date or a timestamp; None for an invalid value.
+    """Return the type of times to which a given time belongs: int64, a date or a timestamp.
+
+    Return None for an invalid value.
 
     >>> find_time_type(7), find_time_type(date(2026, 11, 26)), find_time_type("2026-11-26 12:00+00:00")
     (DataType(int64), DataType(date32[day]), TimestampType(timestamp[us, tz=UTC]))
@@ -140,7 +149,7 @@ def find_time_type(time: Any) -> pa.DataType | None:
 
 
 def time_to_value(time: int, kind: pa.DataType) -> Time:
-    """Convert a time to the value whose type `find_time_type` recognizes.
+    """Convert a time to a Python value: an int, a date or a timestamp.
 
     >>> time_to_value(19725, pa.date32()), time_to_value(19725, INT64)
     (datetime.date(2024, 1, 3), 19725)
@@ -150,7 +159,7 @@ def time_to_value(time: int, kind: pa.DataType) -> Time:
 
 
 def parse_time(asked: str, text: str, kind: pa.DataType) -> int:
-    """Parse a time from the command line: a number, or text of its type. Raises `SchemaMismatch`.
+    """Parse a time from the command line: a number, or a date or timestamp as text. Raises `SchemaMismatch`.
 
     >>> parse_time("--as-of 19725", "19725", pa.date32()), parse_time("--as-of 2024-01-03", "2024-01-03", pa.date32())
     (19725, 19725)
@@ -160,15 +169,15 @@ def parse_time(asked: str, text: str, kind: pa.DataType) -> int:
 
 
 def parse_seconds(text: str, asked: str) -> float:
-    """Parse a duration to seconds: ``90``, ``50ms``, ``60s``, ``5min``, ``24h``.
+    """Parse a duration such as ``90``, ``50ms``, ``60s``, ``5min`` or ``24h``, and return the seconds.
 
-    Raises `SpecError` that names ``asked``.
+    Raises `SpecError`, whose message begins with ``asked``.
 
     >>> parse_seconds("90", "--grace"), parse_seconds("24h", "--orphans"), parse_seconds("50ms", "commit_every=")
     (90.0, 86400.0, 0.05)
     """
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", text)
     if match is None or match[2] not in _SECONDS:
-        found = "that is no span of time"
-        raise SpecError(f"{asked} {text}", found, "write a number of seconds, or one with ms, s, min, h or d")
+        found = "that is not a duration"
+        raise SpecError(f"{asked} {text}", found, "write a number of seconds, or a number with ms, s, min, h or d")
     return float(match[1]) * _SECONDS[match[2]]

@@ -1,3 +1,3 @@
-"""Hold the version of ddflow, for the package and its build."""
+"""Define the version of ddflow, which the package and its build read."""
 
 __version__ = "0.1.0"

@@ -1,7 +1,8 @@
-"""Configure the site: ``make docs`` writes it to ``docs/_build/html``, without the network.
+"""Configure the documentation site. ``make docs`` writes the site to ``docs/_build/html``, without the network.
 
-Pages are Markdown that also reads well on a forge, so links are relative paths. `outside_pages.py` adds pages from
-outside this folder: notebooks, reports of measurements, and the changelog. The reference comes from docstrings.
+Pages are Markdown that a forge such as GitHub can also show, so links are relative paths. `outside_pages.py` adds
+pages from outside this folder: notebooks, reports of measurements, and the changelog. The Python reference is made from
+docstrings.
 """
 
 import sys
@@ -60,7 +61,7 @@ CONTENTS = tomllib.loads((HERE / "contents.toml").read_text("utf-8"))
 
 
 def read(app, name, source):
-    """Prepare the source of a page: set its links, and append lists of errors and of pages below it."""
+    """Set the links in the source of a page. Append the list of errors, or the list of pages below it."""
     outside_pages.linked(HERE, name, source)
     if name == "errors":
         for title, of in GROUPS.items():
@@ -73,7 +74,7 @@ def read(app, name, source):
 
 
 def signature(app, what, name, of, options, arguments, result):
-    """Show no signature for errors, nor for classes that users do not create themselves."""
+    """Hide the signature of errors, and of classes that users do not create themselves."""
     made = what != "exception" and (what != "class" or "Parameters\n" in (of.__doc__ or ""))
     return (arguments, result) if made else ("", None)
 

@@ -1,6 +1,6 @@
-"""Draw the pictures of the concepts as SVG: ``python docs/draw.py`` writes ``docs/pictures``.
+"""Draw pictures that explain the concepts: ``python docs/draw.py`` writes SVG files to ``docs/pictures``.
 
-Each picture has a background, and colours for light and for dark mode, so it is readable on any page.
+Each picture has its own background, and colours for light and dark mode, so it is readable on any page.
 """
 
 from pathlib import Path
@@ -42,7 +42,7 @@ MARKED = ' marker-end="url(#tip)"'
 
 
 class Picture:
-    """Shapes on a background of a ``width`` and a ``height``; ``words`` describes the picture."""
+    """Picture with a ``width`` and a ``height``, and shapes on a background. ``words`` describes the picture."""
 
     def __init__(self, width: int, height: int, words: str) -> None:
         self.parts = [
@@ -52,7 +52,7 @@ class Picture:
         ]
 
     def box(self, x: float, y: float, w: float, h: float, *lines: str, kind: str = "box", look: str = "") -> None:
-        """Draw a box with lines of text in its middle."""
+        """Draw a box, and write lines of text in the middle of the box."""
         self.parts.append(f'<rect class="{kind}" x="{x}" y="{y}" width="{w}" height="{h}" rx="6"/>')
         for number, line in enumerate(lines):
             self.text(x + w / 2, y + h / 2 + 5 + (number - (len(lines) - 1) / 2) * 19, line, look=look)
@@ -62,7 +62,7 @@ class Picture:
         self.parts.append(f'<text class="{look}" x="{x}" y="{y}" text-anchor="{at}">{escape(words)}</text>')
 
     def line(self, *points: float, kind: str = "line", tip: bool = True) -> None:
-        """Draw a line through points, with an arrowhead at its end."""
+        """Draw a line through points. If ``tip`` is true, the line ends with an arrowhead."""
         path = "M" + "L".join(f"{x} {y}" for x, y in zip(points[::2], points[1::2], strict=True))
         self.parts.append(f'<path class="{kind}" d="{path}"{MARKED * tip}/>')
 
@@ -76,7 +76,7 @@ class Picture:
 
 
 def upsert() -> Picture:
-    """Draw an upsert, the row of its key, and the differences."""
+    """Draw an upsert, the stored row of its key, and the differences that follow."""
     p = Picture(760, 250, "An upsert meets what its key holds, and becomes a retraction and an assertion")
     p.text(125, 34, "an upsert comes in", look="head")
     p.text(380, 34, "what the key holds", look="head")
@@ -99,7 +99,7 @@ def upsert() -> Picture:
 
 
 def clocks() -> Picture:
-    """Draw the order of events and the time of changes."""
+    """Draw how the order decides between events, and how the time decides when changes become visible."""
     p = Picture(760, 330, "One clock says which event of a key wins, the other at which time a change becomes visible")
     p.text(190, 32, "order: which event of a key wins", look="head")
     p.line(60, 250, 60, 60)
@@ -135,7 +135,7 @@ def clocks() -> Picture:
 
 
 def arrangement() -> Picture:
-    """Draw the runs of versions, the index, and the merges."""
+    """Draw the runs of versions, the index of keys, and the merges of runs."""
     p = Picture(
         760,
         330,
@@ -160,7 +160,7 @@ def arrangement() -> Picture:
 
 
 def commit() -> Picture:
-    """Draw the contents of a commit, and the order of its steps."""
+    """Draw what a commit contains, and the order of its steps."""
     p = Picture(760, 330, "A commit is one manifest that names the files of an epoch; sinks come after it")
     p.text(140, 32, "1  files, synced", look="head")
     for n, word in enumerate(("versions of rows", "merged runs", "updates of outputs")):
@@ -193,7 +193,7 @@ def commit() -> Picture:
 
 
 def journey() -> Picture:
-    """The path of one upsert through the folders."""
+    """Draw the path of one upsert through the folders of the code."""
     p = Picture(
         760, 330, "An upsert is checked, looked up and resolved; updates pass the operators; the change is kept"
     )
@@ -227,7 +227,7 @@ def journey() -> Picture:
 
 
 def partitions() -> Picture:
-    """A step of a state with several partitions on Spark."""
+    """Draw a step on Spark, for a state with several partitions."""
     p = Picture(
         760, 320, "Rows are packed into chunks and shuffled to stages; tasks return receipts; the driver publishes"
     )
@@ -254,7 +254,7 @@ def partitions() -> Picture:
 
 
 def connectors() -> Picture:
-    """Sources and sinks around an engine."""
+    """Draw an engine with its sources and sinks."""
     p = Picture(760, 320, "Sources give batches with positions; the engine commits epochs; sinks get them afterwards")
     for n, words in enumerate(
         (("files", "position: file, row"), ("Postgres slot", "position: LSN"), ("Kafka topic", "position: offsets"))

@@ -1,8 +1,9 @@
-"""Make pages of the site from files outside its folder, and set the links to and from them.
+"""Make pages of the site from files outside of ``docs``, and set the links to and from these pages.
 
-A link to a Markdown file or a notebook of the repository leads to its page under ``_outside``. A link to a file that
-the site does not show, such as a test, becomes plain text. A name such as ``dd.Upsert`` or ``NullKey`` leads to the
-reference. A page under ``_outside`` is written only if it differs, so a second build reads only changed pages.
+A link to a Markdown file or a notebook of the repository leads to the page of this file under ``_outside``. A link to
+a file that the site does not show, such as a test, becomes plain text. A name such as ``dd.Upsert`` or ``NullKey``
+becomes a link to the reference. A page under ``_outside`` is written only if its text has changed, so a second build
+reads only changed pages.
 """
 
 import base64
@@ -15,16 +16,16 @@ from ddflow import errors
 
 OUTSIDE = "_outside"
 SHOWN = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "bench/results/*.md", "notebooks/*.ipynb")
-"""Files that become pages; ``README.md`` is the front page of the forge, ``index.md`` of the site."""
+"""Files that become pages. ``README.md`` is not in the list, because ``index.md`` is the front page of the site."""
 LINK = re.compile(r"(?<!\\)(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)#\s]*)(#[^)\s]*)?\)")
 NAME = re.compile(rf"(?<![\[`\w])`(dd(?:\.\w+)+|{'|'.join(errors.__all__)})`(?![\]`])")
-"""A name of the reference in the text of a page."""
+"""Pattern for names in pages that become links to the reference, such as ``dd.Upsert``."""
 PICTURES = (".png", ".svg")
 FENCE = re.compile(r"^(`{3,}|~{3,})")
 
 
 def write(docs: Path) -> None:
-    """Write the pages under ``_outside``, and delete outdated ones."""
+    """Write the pages under ``_outside``, and delete outdated pages."""
     root, kept = docs.parent, set[Path]()
     for pattern in SHOWN:
         for path in sorted(root.glob(pattern)):
@@ -41,7 +42,10 @@ def write(docs: Path) -> None:
 
 
 def linked(docs: Path, name: str, source: list[str]) -> None:
-    """Set the links of a page, outside of its code. ``source``: its text, which is replaced."""
+    """Set the links in the text of a page, but not in code. ``source``: a list whose only item is the page's text.
+
+    The text with links replaces the text in ``source``.
+    """
     page = docs / f"{name}.md"
     inside = page.relative_to(docs).parts[0] != OUTSIDE
     written = page if inside else docs.parent / page.relative_to(docs / OUTSIDE)
@@ -84,14 +88,14 @@ def _set(docs: Path, page: Path, written: Path, found: re.Match[str]) -> str:
 
 
 def _named(found: re.Match[str]) -> str:
-    """Return a name as a link to the reference."""
+    """Return a link from a name to its place in the reference."""
     name = found[1]
     full = name.replace("dd.", "ddflow.", 1) if name.startswith("dd.") else f"ddflow.errors.{name}"
     return f"{{py:obj}}`{name} <{full}>`"
 
 
 def notebook(text: str) -> str:
-    """Convert a notebook to Markdown: its cells, with the outputs of its last run."""
+    """Convert the cells of a notebook to Markdown, together with the outputs of the last run."""
     out = list[str]()
     for cell in json.loads(text)["cells"]:
         source = "".join(cell["source"])
@@ -104,7 +108,7 @@ def notebook(text: str) -> str:
 
 
 def _shown(output: dict) -> str:
-    """Convert the output of a cell: a picture, HTML, or text."""
+    """Convert the output of a cell to Markdown. The output may be a picture, HTML, or text."""
     data = output.get("data", {"text/plain": output.get("text", "")})
     if "image/png" in data:
         return _html(f'<img class="given" alt="" src="data:image/png;base64,{"".join(data["image/png"]).strip()}">')

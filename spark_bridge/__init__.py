@@ -5,7 +5,8 @@
     spark_bridge.sql("select count(*) n from orders", {"orders": dd.keyed(df, spec)})
     spark_bridge.stream(flow, {"orders": stream_df}, state="orders.state").start()
 
-The import loads nothing of Spark, and no function creates a session for you. See docs/spark.md for more.
+Importing this package loads nothing of Spark, and no function creates a session unless you ask for one. See
+docs/spark.md for more.
 
 >>> import spark_bridge
 >>> sorted(spark_bridge.__all__)
@@ -71,7 +72,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'spark_bridge' has no attribute {name!r}")
     try:
         value = getattr(importlib.import_module(f"spark_bridge.{_HOMES[name]}"), name)
-    except ImportError as error:  # PySpark is missing, or too old for an import here
+    except ImportError as error:  # PySpark is missing, or is too old for an import in the file
         if (error.name or "").split(".")[0] not in ("pyspark", "py4j"):
             raise
         raise MissingExtra(f"spark_bridge.{name}", str(error), "pip install 'ddflow[spark]'") from None

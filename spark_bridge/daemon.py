@@ -1,8 +1,9 @@
 """Fork Spark's Python workers from a daemon that has loaded ddflow and its compiled kernels.
 
-Spark starts this module through ``spark.python.daemon.module``. Forked workers start with everything imported. Open
-files and threads break in the children of a fork, so the daemon loads kernels in one thread and opens nothing else. A
-daemon that fails would give no worker at all, so it only logs errors, and the worker meets them again.
+Spark starts this module through ``spark.python.daemon.module``. So a forked worker has already imported everything.
+Open files and threads would break in the forked children. So the daemon loads kernels in one thread and keeps no files
+open. If the daemon failed, Spark would get no workers, so the daemon only logs errors. The worker then gets the same
+error, and raises it.
 
 >>> callable(main)
 True
@@ -18,10 +19,12 @@ LOG = logging.getLogger("ddflow")
 
 
 def preload_kernels() -> None:
-    """Import the modules of tasks, and load the kernels if all of them are compiled. Takes about a second; never fails.
+    """Import the modules of tasks, and load the kernels if all of them are compiled.
 
-    If kernels are missing, each task loads or interprets the ones it calls. Compiling all of them here would delay the
-    first batch.
+    The function takes about a second and never raises an error.
+
+    If some kernels are not compiled yet, each task loads or interprets the kernels that it calls. If the daemon
+    compiled all kernels, the first batch would have to wait.
     """
     try:
         import spark_bridge.tasks  # noqa: F401
@@ -31,15 +34,16 @@ def preload_kernels() -> None:
 
         if is_cache_filled(cache_directory()):
             compile_all_kernels()
-        # Spark collects garbage after every task; these objects are permanent, so exclude them.
+        # Spark collects garbage after every task. The loaded objects are permanent, so exclude them from garbage
+        # collection.
         gc.collect()
         gc.freeze()
     except (DdflowError, ImportError, OSError, RuntimeError) as error:
-        LOG.warning("workers start without ddflow's kernels: %s", error)
+        LOG.warning("Spark workers start without the compiled kernels of ddflow: %s", error)
 
 
 def main() -> None:
-    """Serve as Spark's own daemon does."""
+    """Load the kernels, then run Spark's own daemon."""
     from pyspark.daemon import manager
 
     # Spark reads the port from the standard output, so nothing else may be printed there first.

@@ -1,8 +1,8 @@
-"""Decode a DataFrame of change feed messages to a DataFrame of rows, before a flow or without one.
+"""Decode a DataFrame of change feed messages to a DataFrame of rows, which can be used with or without a flow.
 
-Tasks decode with the code of an input's ``format=``, batch by batch, in the order of the messages. Rows of a key are
-not merged: each event is a row, and a delete is a row too. An unreadable message fails the job, unless the format drops
-such messages. The call runs nothing, and a stream stays a stream.
+Tasks decode with the code of an input's ``format=``, batch by batch, in the order of the messages. Rows with the same
+key are not merged. Each event is a row, and a delete is a row too. An unreadable message fails the job, unless the
+format drops such messages. The call of `decode` runs no job, and a stream stays a stream.
 
 >>> import ddflow as dd
 >>> names = _bind_messages(dd.formats.debezium(), {"id": int, "city": str}, dd.Upsert(key="id")).schema.names
@@ -69,13 +69,13 @@ def decode(frame: DataFrame, format: Format, schema: Any, spec: Upsert, *, keep:
     ----------
     frame : pyspark.sql.DataFrame
         Messages: ``value`` (binary, text or a struct) and optionally ``key``, ``topic``, ``partition``, ``offset``,
-        ``timestamp``. A batch or a stream, for example from ``spark.readStream.format("kafka")``.
+        ``timestamp``. It may be a batch or a stream, for example from ``spark.readStream.format("kafka")``.
     format : Format
         One of ``dd.formats``.
     schema
         The columns of the rows, as in `Flow.upserts`.
     spec : Upsert
-        The key. Without ``order_by`` the rows get columns of the format that order the events.
+        The rules for upserts, with the key. Without ``order_by`` the format adds columns that order the events.
     keep : sequence of str
         Columns of the messages to copy to the rows, such as ``["topic", "partition", "offset"]``.
 
@@ -83,33 +83,33 @@ def decode(frame: DataFrame, format: Format, schema: Any, spec: Upsert, *, keep:
     -------
     pyspark.sql.DataFrame
         The columns of ``schema``; ``_position`` and, in most formats, ``_row``, which order the events of a key;
-        ``_deleted``, true for rows with only the key (and an order of your own); ``_absent``, the missing cells of an
-        event, for a format with ``unavailable=True``; ``_bad``, for a format with ``on_bad="drop"``; and the columns of
-        ``keep``.
+        ``_deleted``, true for rows with only the key (and the columns of ``order_by``); ``_absent``, the missing cells
+        of an event, for a format with ``unavailable=True``; ``_bad``, for a format with ``on_bad="drop"``; and the
+        columns of ``keep``.
 
     Raises
     ------
     SpecError, SchemaMismatch, NotArrow
-        If spec, format and schema do not fit together; for wrong columns of ``frame``; for a value that is no
+        If spec, format and schema do not fit together; for wrong columns of ``frame``; for a value that is not a
         DataFrame.
     MissingExtra
-        Without pandas (for PySpark).
+        If pandas, which PySpark requires, is missing.
 
     Notes
     -----
-    O(bytes), in tasks. An unreadable message fails the job with `BadMessage` inside Spark's error, unless the format
-    drops such messages. A truncate is unreadable here, because only a state knows the deleted rows. A message of
-    another table than the first one is bad, if the same task reads both. For a topic with several tables, name one by
-    ``table=`` of the format.
+    O(bytes) time, in tasks. An unreadable message fails the job with `BadMessage` inside Spark's error, unless the
+    format drops such messages. A truncate counts as unreadable here, because only a state knows the deleted rows. If a
+    task reads messages of several tables, all messages that do not belong to the table of the first message are bad. If
+    a topic has several tables, choose a table with ``table=`` of the format.
 
     Examples
     --------
     ::
 
-        feed = spark.readStream.format("kafka").option("subscribe", "shop.public.orders")...load() rows =
-        spark_bridge.decode(feed, dd.formats.debezium(), {"id": int, "city": str}, dd.Upsert(key="id")) latest =
-        dd.Upsert(key="id", order_by=["_position", "_row"], delete=dd.tombstone("_deleted")) flow.upserts("orders",
-        rows, latest)
+        feed = spark.readStream.format("kafka").option("subscribe", "shop.public.orders")...load()
+        rows = spark_bridge.decode(feed, dd.formats.debezium(), {"id": int, "city": str}, dd.Upsert(key="id"))
+        latest = dd.Upsert(key="id", order_by=["_position", "_row"], delete=dd.tombstone("_deleted"))
+        flow.upserts("orders", rows, latest)
     """
     given, bound = arrow_schema(frame), _bind_messages(format, schema, spec)
     assert bound.format is not None
@@ -119,18 +119,22 @@ def decode(frame: DataFrame, format: Format, schema: Any, spec: Upsert, *, keep:
         if name not in given.names:
             raise SpecError(f"keep {name!r} of messages", "there is no such column", did_you_mean(name, given.names))
         if name in bound.schema.names:
-            raise SpecError(f"keep {name!r} of messages", "rows have a column of that name", "rename it in the rows")
+            raise SpecError(
+                f"keep {name!r} of messages",
+                "the rows already have a column of that name",
+                "rename the column of the rows",
+            )
     kept = pa.schema([given.field(name) for name in keep])
     columns = spark_schema(pa.schema([*bound.schema, *kept]), "rows of messages")
-    numbered = frame.toDF(*(f"c{i}" for i in range(len(given))))  # Spark interprets case, dots and quotes
+    numbered = frame.toDF(*(f"c{i}" for i in range(len(given))))  # Spark interprets case, dots and quotes in names
     task = DecodeTask(bound.format, bound.message_target._replace(history=True), tuple(given.names), tuple(keep))
     return map_arrow(numbered, task, columns)
 
 
 def _bind_messages(format: Any, schema: Any, spec: Any) -> BoundUpserts:
-    """Bind an input for these messages. Raises `SpecError`."""
+    """Create an input that receives these messages. Raises `SpecError`."""
     if not isinstance(format, Format):
-        raise SpecError("decode messages", f"the format is {format!r:.99}", "give one of dd.formats")
+        raise SpecError("decode messages", f"the format is {format!r:.99}", "pass a format of dd.formats")
     flow = Flow()
     flow.upserts(NAME, schema, spec, format=format)
     bound = flow.inputs[NAME].bound

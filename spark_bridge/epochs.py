@@ -1,9 +1,10 @@
-"""Run a plan or a query on DataFrames: lazily without a state, or as one committed epoch of a state.
+"""Run a plan or a query on DataFrames. Without a state it runs lazily; with a state it runs as one committed epoch.
 
-The results equal those from the local engine. With a state, the DataFrame of an output reads committed files, so a
-second action computes nothing again. A query becomes a flow with one input for each DataFrame and one output. A keyed
-DataFrame holds upserts, a bare one holds appended rows. Columns count as nullable, because Spark derives nullability
-from the way a DataFrame was made; the rows themselves are checked.
+The results equal the results of the local engine. With a state, the DataFrame of an output reads committed files. So a
+second action on the DataFrame reads these files, and does not compute the rows again. A query becomes a flow with one
+input for each DataFrame and one output. A DataFrame with a key holds upserts. A DataFrame without a key holds appended
+rows. All columns are taken as nullable, because in Spark nullability depends on how a DataFrame was made. ddflow checks
+the rows themselves.
 
 >>> import pyarrow as pa, ddflow as dd
 >>> flow = dd.Flow()
@@ -56,18 +57,20 @@ from spark_bridge.types import arrow_schema, build_output_schemas, map_frames_to
 
 _NAMES = "name string, length bigint, digest binary"
 OUT: Final = "out"
-"""Name of a query's output in a state."""
+"""The name of the output that a query has in its state."""
 
 
 class Ran(Mapping[str, DataFrame]):
-    """The outputs of an epoch: a mapping from each name to a DataFrame of its committed files.
+    """The outputs of an epoch, as a mapping.
+
+    The keys are the names of the outputs, and each value is a DataFrame of the output's committed files.
 
     - ``epoch``, ``time``: the number of the epoch, and the ``_time`` of its updates.
-    - ``frontier``: the least time still open.
+    - ``frontier``: the least time that is still open.
     - ``replayed``: whether the epoch was committed before.
     - ``verdicts``: the verdicts of its events.
     - ``rows``: the number of received rows, by input.
-    - ``figures``: microseconds and bytes of all tasks, and of the driver.
+    - ``figures``: measured microseconds and bytes of all tasks and of the driver, by name.
     - ``sinks``: the last epoch of each sink, by output.
     """
 
@@ -99,7 +102,7 @@ class Ran(Mapping[str, DataFrame]):
         return f"Ran(epoch {self.epoch}; {', '.join(sizes)}; {self.verdicts})"
 
     def updates(self, name: str) -> int:
-        """Return the number of new updates of an output, an int, without reading them. O(1)."""
+        """Count the new updates of an output without reading them; return an int. O(1)."""
         output = self._done.outputs.get(name)
         return 0 if output is None else output.rows
 
@@ -147,30 +150,30 @@ def run(
 ) -> Mapping[str, DataFrame]:
     """Run a flow over batch DataFrames and return a DataFrame of updates for each output.
 
-    Without ``state``, the DataFrames are lazy: no job runs yet. With ``state``, the call commits one epoch, and inputs
-    may lack a DataFrame.
+    Without ``state``, the DataFrames are lazy: no job runs yet. With ``state``, the call commits one epoch, and you may
+    leave out the DataFrames of some inputs.
 
     Parameters
     ----------
     flow, frames
-        The plan; a DataFrame for each input, with columns matched by name. One input can take a bare DataFrame.
+        The plan, and a DataFrame for each input, with columns matched by name; or one DataFrame for the only input.
     partitions : int, optional
-        The partitions of each shuffle: by default ``spark.sql.shuffle.partitions``, at most the cores of a local
-        master. With a new state, by default the cores, at most that setting; later runs need the same number.
+        The number of partitions of each shuffle. By default ``spark.sql.shuffle.partitions``, but at most the cores of
+        a local master. For a new state, by default the cores, at most that setting; later runs need the same number.
     state : str, optional
-        A folder that driver and executors see, or ``s3://bucket/prefix``. All further parameters need it.
+        A folder that driver and executors see, or ``s3://bucket/prefix``. All further parameters require it.
     epoch : int, optional
-        The number of the epoch. A committed one returns its result again.
+        The number of the epoch. A committed epoch returns its result again.
     outputs : str, optional
         A folder for the updates as Parquet.
     close : bool
         In hold-back mode, close all times after the epoch.
     memory, trust : optional
-        The memory of a task, such as "1GB"; as in `Flow.open`.
+        The memory of a task, such as "1GB". For ``trust`` see `Flow.open`.
     part_cache, keep
-        The memory for partitions that a worker keeps open; the number of epochs that you can replay and follow.
+        The memory for partitions that a worker keeps open, and the number of epochs that you can replay and follow.
     sinks, give_up_after
-        As in `Engine.run`. The sinks have the epoch when the call returns.
+        See `Engine.run`. The sinks have the epoch when the call returns.
 
     Returns
     -------
@@ -180,17 +183,17 @@ def run(
     Raises
     ------
     SpecError, SchemaMismatch, NotArrow, WrongMode, MissingExtra
-        For no output, or one without a Spark type; bad ``partitions``; a wrong input or column; no DataFrame; no
-        pandas.
+        For a flow without outputs; a type that Spark lacks; a wrong input, column or number; no DataFrame; no pandas.
     StateRefused, PlanChanged, EpochSkipped, ReplayMismatch, Fenced, NullKey
-        With ``state``, as `Flow.open` and `Engine.step`.
+        With ``state``, the errors of `Flow.open` and `Engine.step`.
     SinkRefused, SinkAhead, SinkFailed
-        As `Engine.run`. After `SinkFailed` the epoch may be committed; the next run delivers it to the sink.
+        The errors of `Engine.run`. After `SinkFailed` the epoch may be committed; the next run delivers it to the sink.
 
     Notes
     -----
-    Epoch mode makes one step at time 0; hold-back mode takes all events and closes the input. For ``tie="last"`` or
-    ``"first"``, rows arrive by partition of the DataFrame, then by row. Null keys and ties fail the job.
+    Without a state, epoch mode makes one step at time 0, and hold-back mode ingests all events and closes all times.
+    For ``tie="last"`` or ``"first"``, rows arrive in the order of the DataFrame's partitions, and within a partition in
+    the order of its rows. Null keys and ties fail the job.
     """
     frames = map_frames_to_inputs(flow, frames)
     if state is None:
@@ -202,7 +205,9 @@ def run(
 
 
 def stage(flow: Flow) -> SingleStageTask:
-    """Return the one stage of a flow as a function for ``mapInArrow``. The caller brings each key into one partition.
+    """Return a function for ``mapInArrow`` that computes a flow with a single stage.
+
+    The caller must bring all rows of a key into one partition.
 
     Parameters
     ----------
@@ -230,7 +235,7 @@ def stage(flow: Flow) -> SingleStageTask:
 
 
 def schema(flow: Flow) -> StructType:
-    """Return the columns of the one output of ``flow``, as Spark types.
+    """Return the columns of the only output of ``flow``, as Spark types.
 
     Returns
     -------
@@ -246,13 +251,16 @@ def schema(flow: Flow) -> StructType:
         raise SpecError(
             "the schema of a flow",
             f"it has the outputs {list(flow.outputs)}",
-            "name one output; run(flow, ...) gives frames, which have their schemas",
+            "declare one output; or read the schemas of the DataFrames that run(flow, ...) returns",
         )
     return build_output_schemas(flow)[next(iter(flow.outputs))].spark
 
 
 def _cut_single_stage(flow: Plan) -> Stages:
-    """Cut a flow into its single stage. Raises `SpecError` with the parts that need more stages."""
+    """Return the only stage of a flow as `Stages`.
+
+    Raises `SpecError` if the flow has several stages. The error names the parts of the flow that need several stages.
+    """
     asked, run_it = "a flow as one stage", "use spark_bridge.run(flow, frames)"
     stages = cut_stages(flow)
     for what, names in (("inputs", [*flow.inputs]), ("outputs", [*flow.outputs, *flow.side_outputs()])):
@@ -260,16 +268,16 @@ def _cut_single_stage(flow: Plan) -> Stages:
             raise SpecError(asked, f"it has {len(names)} {what}, {names}", f"keep one, or {run_it}")
     if stages.exchanges:
         by = ", ".join(stages.exchanges[-1].by)
-        found = f"its output takes another shuffle, since equal rows must meet again by [{by}]"
-        raise SpecError(asked, found, f"keep the key in them, or {run_it}")
+        found = f"its output needs another shuffle, because equal rows must meet by [{by}]"
+        raise SpecError(asked, found, f"keep the key in the rows, or {run_it}")
     spec = next(iter(flow.inputs.values())).spec
     if (spec.tie in ("last", "first") and spec.seq is None) or (spec.merges and not spec.order_free):
-        by = "merge= folds in the order of" if spec.merges else f"tie={spec.tie!r} goes by"
+        by = "merge= folds" if spec.merges else f"tie={spec.tie!r} decides"
         raise SpecError(
             asked,
-            f"{by} arrival, which the shuffle before it loses",
+            f"{by} by the order of arrival, which the shuffle before the stage loses",
             ErrorText(
-                "name a sequence column with ",
+                "declare a sequence column with ",
                 Option("seq"),
                 ", choose ",
                 Option("tie", "greatest"),
@@ -280,7 +288,7 @@ def _cut_single_stage(flow: Plan) -> Stages:
 
 
 class _OutputFrames(dict[str, DataFrame]):
-    """A DataFrame for each output. Raises `NoSuchOutput`, a `KeyError`, for another name."""
+    """A DataFrame for each output. An unknown name raises `NoSuchOutput`, which is a `KeyError`."""
 
     def __missing__(self, name: str) -> DataFrame:
         return raise_no_output(name, self)
@@ -291,11 +299,11 @@ def _run_lazily(
 ) -> dict[str, DataFrame]:
     """Make a DataFrame for each output without a state. Outputs share the DataFrames of common stages.
 
-    ``given``: options that need a state. Raises `SpecError` if any of them is not None.
+    ``given``: options that need a state. Raises `SpecError` if one of these options is not None.
     """
     for name in (name for name, value in given.items() if value is not None):
         raise SpecError(
-            f"run with {name}=", "there is no state", ErrorText("give ", Option("state"), ", or leave it out")
+            f"run with {name}=", "there is no state", ErrorText("pass ", Option("state"), f", or omit {name}=")
         )
     cut_stages(flow)
     flow, outputs = flow.frozen(), build_output_schemas(flow)
@@ -305,7 +313,7 @@ def _run_lazily(
             raise SchemaMismatch(
                 f"rows for {name!r}",
                 f"there is no DataFrame among {list(frames)}",
-                "give one for every input; it may be empty",
+                "pass a DataFrame for every input; it may be empty",
                 input=name,
             )
     wide, secret = _choose_partitions(partitions, next(iter(frames.values()))), Secret.fresh()
@@ -334,14 +342,17 @@ def _list_inputs(flow: Plan, name: str) -> tuple[Any, ...]:
 
 
 def _choose_partitions(given: int | None, frame: DataFrame) -> int:
-    """Return the number of partitions of a shuffle: ``given``, or from Spark's settings. Raises `SpecError`."""
+    """Return the number of partitions of a shuffle.
+
+    Return ``given``, or by default the number of partitions in Spark's settings. Raises `SpecError`.
+    """
     if given is None:
         most, context = int(frame.sparkSession.conf.get(SHUFFLES) or 0), get_spark_context(frame.sparkSession)
         local = context is not None and str(context.master).startswith("local")
         return min(most, max(int(context.defaultParallelism), 1)) if local else most
     if isinstance(given, bool) or not isinstance(given, int) or given < 1:
         raise SpecError(
-            Option("partitions", given), "that is no number of partitions", "give a whole number, 1 or more"
+            Option("partitions", given), "that is not a number of partitions", "use a whole number, 1 or more"
         )
     return given
 
@@ -349,7 +360,7 @@ def _choose_partitions(given: int | None, frame: DataFrame) -> int:
 def _run_epoch(
     flow: Flow, frames: Mapping[str, DataFrame], options: StateOptions, epoch: int | None, close: bool
 ) -> Ran:
-    """Run and commit one epoch. ``close``: close all times after it, in hold-back mode.
+    """Run and commit one epoch. In hold-back mode, ``close`` closes all times after the epoch.
 
     Raises the errors of `run`.
     """
@@ -357,7 +368,7 @@ def _run_epoch(
         raise WrongMode(
             "run with close=True",
             "the flow is in epoch mode, where every epoch closes its own time",
-            "leave close= out",
+            "omit close=",
         )
     columns = {name: check_columns(flow, name, frame, streaming=False) for name, frame in frames.items()}
     session = find_session(frames)
@@ -374,7 +385,10 @@ def _run_epoch(
 
 
 def find_session(frames: Mapping[str, DataFrame]) -> Any:
-    """Return the session of the DataFrames; without any, the active one. Raises `SpecError` if there is none."""
+    """Return the session of the DataFrames.
+
+    If there are no DataFrames, return the active session. Raises `SpecError`.
+    """
     for frame in frames.values():
         return frame.sparkSession
     session = SparkSession.getActiveSession()
@@ -382,7 +396,7 @@ def find_session(frames: Mapping[str, DataFrame]) -> Any:
         raise SpecError(
             "run without rows",
             "no DataFrame is given, and there is no active session",
-            "give a DataFrame, which may be empty",
+            "pass a DataFrame, which may be empty",
         )
     return session
 
@@ -405,18 +419,19 @@ def sql(
 ) -> DataFrame:
     """Run a query over batch DataFrames and return a DataFrame of the updates of its answer.
 
-    Without ``state``, the DataFrame is lazy and its updates build the answer from nothing. With ``state``, the rows are
-    its next epoch, which is committed when the call returns. The DataFrame then has the updates of that epoch.
+    Without ``state``, the DataFrame is lazy, and its updates add up to the complete answer. With ``state``, the rows
+    are the next epoch of the state, which is committed when the call returns. The DataFrame then has the updates of
+    this epoch.
 
     Parameters
     ----------
     query : str
-        In Spark's SQL, as in `Flow.sql`.
+        A query in Spark SQL; see `Flow.sql`.
     frames : mapping of str to KeyedFrame or DataFrame
         The tables of the query: ``dd.keyed(df, dd.Upsert(key=...))`` for upserts, a bare DataFrame for appended rows.
-        Pass all of them each time; one without new rows is empty.
+        Pass all tables each time; pass an empty DataFrame for a table without new rows.
     partitions, state, epoch, outputs, close, memory, trust, part_cache, keep, sinks, give_up_after
-        As in `run`. In a state the output is called "out".
+        See `run`. In a state the output is called "out".
 
     Returns
     -------
@@ -430,7 +445,7 @@ def sql(
     SpecError
         If ``frames`` is not a mapping, if the query does not use a DataFrame, or if a spec does not fit its DataFrame.
     NotArrow, SchemaMismatch
-        For a value that is no DataFrame; for a column of a type that cannot travel.
+        For a value that is not a DataFrame; for a column whose type does not survive the way to Python and back.
     DdflowError
         The errors of `run`.
 
@@ -438,9 +453,9 @@ def sql(
     --------
     ::
 
-        tables = {"orders": dd.keyed(orders, dd.Upsert(key="id")), "clicks": clicks} query = "select o.city, count(*) n
-        from orders o join clicks c on c.order = o.id group by o.city" spark_bridge.sql(query, tables,
-        state="by_city.state").show()
+        tables = {"orders": dd.keyed(orders, dd.Upsert(key="id")), "clicks": clicks}
+        query = "select o.city, count(*) n from orders o join clicks c on c.order = o.id group by o.city"
+        spark_bridge.sql(query, tables, state="by_city.state").show()
     """
     flow, given = plan_query(query, frames)
     options: dict[str, Any] = {"state": state, "epoch": epoch, "outputs": outputs, "close": close, "memory": memory}
@@ -450,28 +465,28 @@ def sql(
 
 
 def explain(flow: Flow | str, frames: Mapping[str, KeyedFrame | DataFrame] | None = None) -> PlanExplanation:
-    """Describe the operators of a flow like `Flow.explain`, and below them the stages that run them.
+    """Describe the operators of a flow like `Flow.explain`, and then the stages that run the operators.
 
     Parameters
     ----------
     flow : Flow or str
         A flow, or a query over ``frames``.
     frames : mapping of str to KeyedFrame or DataFrame, optional
-        The tables of a query, as in `sql`.
+        The tables of a query; see `sql`.
 
     Returns
     -------
     str
-        Several lines. A prompt and a notebook show them with line breaks.
+        A text of several lines. A prompt and a notebook show it with line breaks.
 
     Raises
     ------
     SpecError, ExpressionError, NotArrow, SchemaMismatch
-        As `sql`; `SpecError` for a flow without outputs.
+        The errors of `sql`; `SpecError` also for a flow without outputs.
 
     Notes
     -----
-    It runs nothing. There is one shuffle between two stages.
+    No job runs. Between two adjacent stages there is one shuffle.
 
     Examples
     --------
@@ -496,10 +511,13 @@ def explain(flow: Flow | str, frames: Mapping[str, KeyedFrame | DataFrame] | Non
 
 
 def plan_query(query: str, frames: Any) -> tuple[Flow, dict[str, Any]]:
-    """Plan a query. Return its flow and the DataFrame of each input. Runs nothing. Raises the errors of `sql`."""
+    """Plan a query.
+
+    Return the flow of the query, and the DataFrame of each input. No job runs. Raises the errors of `sql`.
+    """
     if not isinstance(frames, Mapping):
         found = f"the frames are a {type(frames).__name__}"
-        raise SpecError("a query on Spark", found, "give {table: DataFrame, or dd.keyed(DataFrame, dd.Upsert(...))}")
+        raise SpecError("a query on Spark", found, "pass {table: DataFrame, or dd.keyed(DataFrame, dd.Upsert(...))}")
     flow, given = Flow(), dict[str, Any]()
     for name, each in frames.items():
         frame = given[name] = each.rows if isinstance(each, KeyedFrame) else each
@@ -512,7 +530,7 @@ def plan_query(query: str, frames: Any) -> tuple[Flow, dict[str, Any]]:
     asked = walk_inputs([answer])
     unasked = [name for name, input in flow.inputs.items() if input not in asked]
     if unasked:
-        raise SpecError("a query on Spark", f"it asks nothing of {unasked}", "leave these frames out")
+        raise SpecError("a query on Spark", f"it does not use {unasked}", "omit these DataFrames")
     flow.output(OUT, answer)
     return flow, given
 
@@ -527,7 +545,9 @@ def sync(
     detach: tuple[str, ...] = (),
     trust: Literal["owner", "group"] = "owner",
 ) -> dict[str, Synced]:
-    """Write the difference between a state's outputs and their targets to the targets, like ``ddflow sync``.
+    """Bring the targets of a state's outputs up to date, like ``ddflow sync``.
+
+    Only the difference between an output and its target is written.
 
     Stop the writer of the state first; otherwise it is `Fenced`.
 
@@ -536,15 +556,15 @@ def sync(
     flow : Flow
         The state's plan.
     state : str
-        Its folder, or ``s3://bucket/prefix``.
+        The folder of the state, or ``s3://bucket/prefix``.
     sinks : mapping of str to TableSink
         The sinks by output.
     adopt, dry
-        As in `Engine.sync`.
+        See `Engine.sync`.
     detach : tuple of str
-        Sinks to detach afterwards, so that the state stops keeping updates for them, as in `Engine.detach`.
+        Sinks to detach afterwards, so that the state stops keeping updates for these sinks. See `Engine.detach`.
     trust : {"owner", "group"}
-        As in `Flow.open`.
+        See `Flow.open`.
 
     Returns
     -------
@@ -554,13 +574,13 @@ def sync(
     Raises
     ------
     SinkRefused, SinkFailed, SpecError
-        As `Engine.sync`.
+        The errors of `Engine.sync`.
     DdflowError
         The errors of opening the state.
 
     Notes
     -----
-    O(rows of the output and the table), in this process; no Spark job runs.
+    O(rows of the output and the table) time, in this process. No Spark job runs.
     """
     with closing(EpochDriver.open(flow, check_address(state), DriverOptions(trust=trust))) as driver:
         return sync_state(driver, sinks, adopt, dry, detach)

@@ -1,16 +1,17 @@
-"""Carry ddflow's errors across Spark: an error of a task or a batch is raised again on the other side.
+"""Pass ddflow's errors from Spark's tasks and batches to the driver, and raise the errors again there.
 
-An error that leaves a block of `attach_error_notes` in a task leaves `translate_errors` on the driver as the same class
-with the same three parts. Other errors of Spark stay unchanged. Spark only sends the text of a traceback, so each error
-gets a note with its JSON, which is parsed and never executed.
+A task runs in a block of `attach_error_notes`, and the driver waits in a block of `translate_errors`. If an error
+leaves the block in the task, the driver's block raises an error with the same class and the same three parts.
+Other errors of Spark stay unchanged. Spark sends only the text of a traceback, so each error gets a note that contains
+the error as JSON. The driver parses the JSON of this note and never executes any part of it.
 
 >>> from ddflow.errors import NullKey
 >>> try:
 ...     with attach_error_notes():
-...         raise NullKey("a step", "row 7 has no key", "mend it")
+...         raise NullKey("a step", "row 7 has no key", "fix it")
 ... except NullKey as error:
 ...     parse_error("".join(traceback.format_exception(error)))
-NullKey('a step', 'row 7 has no key', 'mend it')
+NullKey('a step', 'row 7 has no key', 'fix it')
 """
 
 import json
@@ -45,7 +46,7 @@ PARTS: Final = {
     each.__name__: each
     for each in (Row, Option, DeclareFix, InputTypesFix, EvolveFix, WidenFix, CommandFix, FileFix, TombstoneFix)
 }
-"""Classes of parts that a text may contain."""
+"""The classes whose objects can be parts of an error text."""
 WHERE: Final = ("input", "file", "offset", "column", "row")
 MARK: Final = "as an error of ddflow: "
 
@@ -58,7 +59,7 @@ class SparkSyntax(FixSyntax):
         return super().format_evolve_call(fix).replace("dd.", "spark_bridge.", 1)
 
     def format_engine_evolve_call(self, fix: EvolveFix) -> str:
-        """See `FixSyntax.format_engine_evolve_call`: Spark has no open engine."""
+        """Return an empty text, because Spark has no open engine."""
         return ""
 
     def format_verb(self, name: str) -> str:
@@ -71,10 +72,10 @@ SPARK: Final = SparkSyntax()
 
 @contextmanager
 def attach_error_notes() -> Iterator[None]:
-    """Add a note with its own JSON to each ddflow error that leaves the block, without a row number.
+    """Add a note to each ddflow error that leaves the block. The note has the error as JSON, without its row number.
 
-    Tasks and batches count rows from the start of Spark's split, so the number means nothing for the DataFrame. An
-    error that contains the row itself keeps it.
+    Tasks and batches count rows from the start of a split of Spark, so this number does not show which row of the
+    DataFrame it is. If an error has the cells of the row, the text of the error shows these cells.
     """
     try:
         yield
@@ -120,9 +121,9 @@ def translate_errors() -> Iterator[None]:
 
 
 def fail_query(session: SparkSession, query: Any, error: Exception) -> None:
-    """End a classic query from outside its batches: it fails with the error's text at its next trigger. O(1).
+    """Make a query of classic Spark fail at its next trigger. The failure has the text of the error. O(1).
 
-    If Spark does not accept the error, the query stops without a failure.
+    If Spark does not accept the error, the query stops but does not count as failed.
     """
     _attach_error_note(error)
     text = "".join(traceback.format_exception_only(error)).strip()

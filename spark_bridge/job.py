@@ -1,11 +1,12 @@
-"""Run one epoch of a state as a Spark job: from DataFrames to a commit, then to the sinks.
+"""Run one epoch of a state as a Spark job: read DataFrames, commit the epoch, and deliver it to the sinks.
 
     rows --route--> chunks --repartitionById--> stage 0 --repartitionById--> stage 1 ... --> receipts --> commit
 
-The driver alone commits, from the receipts of finished tasks, so an epoch is committed once as a whole or not at all,
-even if Spark repeats or kills tasks. Sinks receive an epoch after its commit: the driver writes it, or for large ones
-tasks make the files. DataFrames are checked before a task runs, because Spark's own errors name no column.
-Limits: `epochs` and `streams` decide what an epoch contains. It keeps no state in this process.
+Only the driver commits, from the receipts of finished tasks. So an epoch is committed exactly once or not at all, and
+always as a whole, even if Spark repeats or kills tasks. Sinks receive an epoch after its commit. The driver writes the
+epoch; if the epoch is large, tasks write its files. DataFrames are checked before a task runs, because an error of
+Spark would not name the column. Limits: this file does not decide what an epoch contains; `epochs` and `streams` do
+that. The rows of a state are never kept in the driver.
 
 >>> ROWS.simpleString(), StateOptions("state").keep, check_address("/mnt/shared/orders")
 ('struct<to:int,what:int,origin:string,at:bigint,rows:bigint,digest:binary,payload:binary>', 100, '/mnt/shared/orders')
@@ -69,25 +70,26 @@ ROWS: Final = spark_schema(PACKED, "packed rows")
 SHUFFLES: Final = "spark.sql.shuffle.partitions"
 """Spark's setting for the number of partitions of a shuffle."""
 ATTEMPTS: Final = 4
-"""Number of attempts at the job of an epoch; Spark's own number for a task."""
+"""Number of attempts at the job of an epoch. By default, Spark makes the same number of attempts at each task."""
 _GIVEN_UP: Final = "with indeterminate "
 KEEP: Final = 100
-"""Number of epochs that can be replayed and followed by default."""
+"""Default number of epochs that stay available for replays and for readers that follow the state."""
 
 
 class StateOptions(NamedTuple):
     """Options of a state, its tasks and its outputs.
 
-    - ``partitions``: None for the state's own number.
+    - ``partitions``: the number of partitions; None for the number that the state has.
     - ``outputs``: a folder of Parquet files, or None.
     - ``memory``: the memory of a task, as a size.
-    - ``trust``, ``metrics``: as in `Flow.open`.
+    - ``trust``, ``metrics``: see `Flow.open`.
     - ``part_cache``: the memory for partitions that a worker keeps open, a size or "auto".
     - ``adopt``: whether another query may continue to feed the state.
-    - ``name``: the name in Spark's web UI and the log, by default the inputs.
+    - ``name``: the name in Spark's web UI and the log, by default the names of the inputs.
     - ``keep``: the number of epochs that can be replayed and followed.
     - ``checkpoint``: the checkpoint folder of the query, for messages.
-    - ``sinks``: the sinks by output, or None. ``delivery``: their backlog limit and retry time.
+    - ``sinks``: the sinks by output, or None.
+    - ``delivery``: the limit of the sinks' backlog, and how long failures are retried.
     """
 
     state: str
@@ -106,25 +108,26 @@ class StateOptions(NamedTuple):
 
 
 def check_address(state: Any, outputs: Any = None) -> str:
-    """Return the address of a state that tasks can open too, and check the folder of its outputs.
+    """Check that both the driver and tasks can open a state; check its output folder. Return the address of the state.
 
-    Raises `SpecError`, `StateRefused` for a scheme that is not supported.
+    Raises `SpecError`. Raises `StateRefused` if the scheme of the path is not supported.
     """
     check_outputs_path(outputs)
     if not isinstance(state, str | os.PathLike):
         raise SpecError(
             ErrorText(Option("state"), f" a {type(state).__name__}"),
             "tasks in other processes cannot open that",
-            "give a folder that all of them see, or s3://bucket/prefix",
+            "pass a folder that all processes can see, or s3://bucket/prefix",
         )
     return os.fspath(check_state_address(state))
 
 
 class Job:
-    """A flow on a state and its sinks, opened by the driver. ``columns``: by input, from `check_columns`.
+    """A flow on a state and its sinks, opened by the driver.
 
-    Raises `SpecError` for a flow that cannot run, such as on a state with another number of partitions, and for a sink
-    without an output. Raises the errors of `EpochDriver.open`.
+    ``columns``: the columns of each input, from `check_columns`. Raises `SpecError` if the flow cannot run, for example
+    because the state has a different number of partitions. Raises `SpecError` also for a sink without an output. Raises
+    the errors of `EpochDriver.open`.
     """
 
     def __init__(self, flow: Flow, columns: Mapping[str, tuple[str, ...]], options: StateOptions, session: Any) -> None:
@@ -156,7 +159,10 @@ class Job:
             warn_of_missing_sinks(self.coordinator.log.sinks, sinks, self.store)
 
     def close(self, acknowledge: bool = False) -> None:
-        """Close sinks and state; twice is harmless. ``acknowledge``: publish the positions of the sinks first."""
+        """Close the sinks and the state.
+
+        A second call does nothing. With ``acknowledge``, first publish the positions of the sinks.
+        """
         with suppress(DdflowError):
             if acknowledge:
                 self.epochs.publish_connector_positions()
@@ -164,12 +170,12 @@ class Job:
         self.coordinator.close()
 
     def drain_sinks(self) -> None:
-        """Deliver all missing epochs to the sinks, and publish their positions. Raises the errors of sinks."""
+        """Deliver all missing epochs to the sinks, and publish their positions. Raises the errors of the sinks."""
         self.sinks.drain()
         self.epochs.publish_connector_positions()
 
     def make_file_reader(self, epoch: int, name: str, schema: pa.Schema) -> ReadFilesTask:
-        """Make the reader of an epoch's files of an output."""
+        """Make a reader for the files that an epoch wrote for an output."""
         past, folder = self.coordinator.log.find_past_schemas(epoch), self.coordinator.manifest.folder
         there = None if past is None else past.outputs.get(name)
         return ReadFilesTask(self.store, self.options.trust, folder, name, epoch, schema, there)
@@ -177,7 +183,7 @@ class Job:
     def _make_sink_files(
         self, receipt: Epoch, name: str, blobs: tuple[Blob, ...], make: Callable[[pa.Table], bytes]
     ) -> list[bytes]:
-        """Run a task for each file of an output's updates."""
+        """Convert each file of an output's updates with ``make``, in a Spark job with one task for each file."""
         task = ConvertFilesTask(
             self.make_file_reader(receipt.epoch, name, self.epochs.output_schema(name)), blobs, make
         )
@@ -187,9 +193,9 @@ class Job:
         return [bytes(each) for (each,) in collected]
 
     def route_frames(self, frames: Mapping[str, DataFrame]) -> DataFrame:
-        """Combine DataFrames into a single DataFrame of chunks. Runs nothing.
+        """Combine DataFrames into a single DataFrame of chunks. No job runs.
 
-        Raises `MissingExtra` if pandas is missing or does not fit.
+        Raises `MissingExtra` if pandas is missing or has an unsuitable version.
         """
         manifest, partitions = self.coordinator.manifest, self.coordinator.partitions
         secret = Secret(*manifest.secret)
@@ -206,7 +212,9 @@ class Job:
     def commit_epoch(
         self, session: Any, packed: DataFrame | None, *, close: bool = False, feed: Any = None, epoch: int | None = None
     ) -> EpochResult:
-        """Commit an epoch of these chunks, or of no rows. If it is committed already, compare its rows.
+        """Commit an epoch that has the rows of these chunks, or no rows.
+
+        If the epoch is already committed, compare its rows.
 
         Raises the errors of the tasks and of the driver.
         """
@@ -231,19 +239,22 @@ class Job:
         return committed._replace(figures={**committed.figures, **more})
 
     def _backfill_plan_additions(self, session: Any) -> None:
-        """Run tasks that fill the new parts of the plan."""
+        """Run all stages once, to fill the outputs that were added to the plan."""
         start = self.coordinator.begin_backfill()
-        with self.job_context(session, f"what is new, before epoch {start.epoch}"):
+        with self.job_context(session, f"backfill of new outputs, before epoch {start.epoch}"):
             self.coordinator.finish_backfill(start, self._run_stages(session, None, start))
 
     def replay_epoch(self, session: Any, packed: DataFrame | None, epoch: Epoch) -> EpochResult:
-        """Return the result of a committed epoch if its rows are the same. Raises `ReplayMismatch` if not."""
+        """Return the result of an epoch that is already committed, if its rows are the same as the given rows.
+
+        Raises `ReplayMismatch` if its rows differ.
+        """
         chunks: list[Any] = []
         past = self.coordinator.log.find_past_schemas(epoch.epoch)
         if packed is not None and past is not None:
             packed = map_arrow(packed, RedigestTask(self._build_past_schema_digests(past)))
         if packed is not None:
-            with self.job_context(session, f"epoch {epoch.epoch}, again"):
+            with self.job_context(session, f"epoch {epoch.epoch}, repeated"):
                 chunks = packed.select("what", "rows", "digest").collect()
         rows, digests = dict[str, int](), dict[str, bytes]()
         names = list(self.flow.inputs)
@@ -254,7 +265,10 @@ class Job:
         return self.coordinator.replayed(epoch, rows, {name: digest.hex() for name, digest in digests.items()})
 
     def _build_past_schema_digests(self, past: PastSchemas) -> PastSchemaDigests:
-        """Make the function that digests chunks by the columns of an earlier epoch."""
+        """Make a function that computes digests of chunks.
+
+        The digests cover only the columns that an earlier epoch had.
+        """
         now = {
             name: select_chunk_schema(each.bound.schema, self.columns.get(name))
             for name, each in self.flow.inputs.items()
@@ -263,10 +277,11 @@ class Job:
         return PastSchemaDigests(tuple(now.values()), tuple(then.values()), Secret(*self.coordinator.manifest.secret))
 
     def _run_stages(self, session: Any, packed: DataFrame | None, start: EpochStart) -> list[Receipt]:
-        """Run all stages for every partition. Runs them again, a few times, if Spark gives up the job.
+        """Run all stages for every partition. If Spark gives up the job, rerun it, up to `ATTEMPTS` runs.
 
-        Receipts name files, so they differ between attempts. If an executor is lost during the last stage, Spark (from
-        4.2 on) reruns an earlier stage, finds it indeterminate, and stops.
+        Receipts contain the names of files, so the receipts of two attempts at a task differ. If an executor is lost
+        during the last stage, Spark (from 4.2 on) reruns an earlier stage, finds that its result is indeterminate, and
+        stops.
         """
         for left in reversed(range(ATTEMPTS)):
             try:
@@ -279,7 +294,7 @@ class Job:
         raise AssertionError
 
     def _collect_receipts(self, packed: DataFrame, start: EpochStart) -> list[Receipt]:
-        """Run all stages and collect the receipts of their tasks."""
+        """Run all stages, and collect the receipts of the tasks."""
         frame = packed
         for stage in range(self.coordinator.cut.stages):
             task = EpochStageTask(self.coordinator.cut, start, stage, self.columns, self.stamp, self.part_cache)
@@ -288,7 +303,7 @@ class Job:
         return [Receipt.from_json(bytes(row[0]), "the receipt of a task") for row in collected]
 
     def _make_empty_chunks(self, session: Any) -> DataFrame:
-        """Make one empty row for each partition, so that its task runs."""
+        """Make one empty row for each partition, so that the task of the partition runs."""
         to = F.col("id").cast("int").alias("to")
         nothing = [F.lit(None).cast(field.dataType).alias(field.name) for field in ROWS.fields[1:]]
         called: DataFrame = session.range(self.coordinator.partitions).select(to, *nothing)
@@ -300,7 +315,7 @@ class Job:
         text = f"ddflow {self.name}: {what}"
         watched = show_job_progress(
             session, text.partition(", stage")[0]
-        )  # Spark counts other stages than the plan has, so leave those out
+        )  # Spark numbers its stages differently, so leave out the plan's stage
         with set_batch_sizes(session, self.memory), describe_jobs(session, text), watched, translate_errors():
             yield
 
@@ -321,7 +336,10 @@ def make_partitioner(
 
 
 def route_rows(frame: DataFrame, by: Partitioner, version: StateVersion | None) -> DataFrame:
-    """Pack the rows of an input into chunks. ``version``: the version that tasks must see. Raises `MissingExtra`."""
+    """Pack the rows of an input into chunks. Raises `MissingExtra`.
+
+    ``version``: a version of the state that every task must be able to see, or None.
+    """
     numbered = frame.toDF(*(f"c{i}" for i in range(len(frame.columns))))  # Spark interprets case, dots and quotes
     return map_arrow(numbered, RouteTask(by, version, tuple(frame.columns)))
 
@@ -332,10 +350,10 @@ def union_chunks(frames: Iterable[DataFrame]) -> DataFrame:
 
 
 def map_arrow(frame: DataFrame, task: Any, schema: StructType = ROWS) -> DataFrame:
-    """Map a DataFrame through a task that returns chunks, or rows of a ``schema``.
+    """Map a DataFrame through a task. The task returns chunks, or rows of a ``schema``.
 
-    Meanwhile the driver compiles missing kernels, because tasks start no processes. Raises `MissingExtra` if PySpark
-    cannot run the task, because pandas is missing or does not fit.
+    The driver also starts a process that compiles missing kernels, because tasks start no processes. Raises
+    `MissingExtra` if PySpark cannot run the task, because pandas is missing or has an unsuitable version.
     """
     cache.start_fill_process(cache_directory())
     try:
@@ -345,17 +363,18 @@ def map_arrow(frame: DataFrame, task: Any, schema: StructType = ROWS) -> DataFra
 
 
 def check_columns(flow: Plan, name: str, frame: Any, streaming: bool) -> tuple[str, ...]:
-    """Check the columns of a DataFrame without its rows, and return the declared columns that it has.
+    """Check the columns of a DataFrame, but not its rows. Return those declared columns that the DataFrame has.
 
-    Raises `SchemaMismatch`, and `WrongMode` for a stream instead of a batch or the reverse.
+    Raises `SchemaMismatch`. Raises `WrongMode` for a stream instead of a batch, or for a batch instead of a stream.
     """
     what = f"rows for {name!r}"
     if name not in flow.inputs:
-        raise SchemaMismatch(what, "there is no such input", did_you_mean(name, flow.inputs))
+        raise SchemaMismatch(what, "there is no such input", did_you_mean(name, flow.inputs, "inputs"))
     if frame.isStreaming != streaming:
         if streaming:
-            raise WrongMode(what, "the DataFrame is no stream", "give one of spark.readStream, or use spark_bridge.run")
-        raise WrongMode(what, "the DataFrame is a stream", "give it to spark_bridge.stream")
+            remedy = "pass a DataFrame of spark.readStream, or use spark_bridge.run"
+            raise WrongMode(what, "the DataFrame is not a stream", remedy)
+        raise WrongMode(what, "the DataFrame is a stream", "pass it to spark_bridge.stream")
     bound, given = flow.inputs[name].bound, arrow_schema(frame)
     there = find_present_columns(bound, given)
     if bound.format is not None:
@@ -375,7 +394,9 @@ def check_columns(flow: Plan, name: str, frame: Any, streaming: bool) -> tuple[s
 
 
 def choose_cache_limit(given: str | int | None, session: Any) -> CacheLimit:
-    """Return the limit of partitions that a worker keeps open: ``given``, or from Spark's memory settings.
+    """Return the limit on the partitions that a worker keeps open.
+
+    The limit is ``given``, or by default the limit in Spark's settings.
 
     Raises `SpecError`.
     """
@@ -393,7 +414,7 @@ def choose_cache_limit(given: str | int | None, session: Any) -> CacheLimit:
 
 
 def _parse_mebibytes(size: str) -> int:
-    """Parse a size in Spark's settings, in MiB if it has no unit.
+    """Parse a size from Spark's settings, and return it in MiB. A number without a unit is in MiB.
 
     >>> [_parse_mebibytes(each) for each in ("384", "512m", "4g", "2GB", "1048576k")]
     [384, 512, 4096, 2048, 1024]
@@ -403,16 +424,21 @@ def _parse_mebibytes(size: str) -> int:
 
 
 def _choose_default_partitions(session: Any) -> int:
-    """Choose the number of partitions of a new state: the cluster's cores, if Spark knows them.
+    """Choose the number of partitions of a new state.
 
-    It is at most the number of partitions of a Spark shuffle.
+    If Spark knows the number of cores of the cluster, the result is this number.
+
+    The result is at most the number of partitions of a Spark shuffle.
     """
     context, most = get_spark_context(session), int(session.conf.get(SHUFFLES) or 1)
     return most if context is None else max(min(int(context.defaultParallelism), most), 1)
 
 
 def _compute_flow_fingerprint(flow: Flow) -> str:
-    """Compute a stamp: equal for flows that can share open partitions, unique for a flow with functions."""
+    """Compute a fingerprint of a flow.
+
+    Flows with the same plan have the same fingerprint. A flow with Python functions has a unique fingerprint.
+    """
     description = describe_plan(flow)
     try:
         rebuild_plan(description)

@@ -1,9 +1,10 @@
-"""Report the epochs of queries, as a table, a log line, JSON, or part of Spark's progress.
+"""Report the epochs of queries as a table, as a log line, as JSON, or inside Spark's progress events.
 
-All reported epochs are committed. A replayed epoch is listed again with a mark, and does not count in totals. Times of
-the driver are wall-clock times, times of tasks are sums. A `Listener` adds the figures to Spark's progress events,
-which come late, so the committing process keeps a record of each query. On Spark Connect they are read from the state.
-Limits: no query waits for a report. A listener ignores queries that feed no state.
+All reported epochs are committed. If an epoch is replayed, the list has a second entry for it, with a mark. The totals
+include a replayed epoch only once. Times of the driver are wall-clock times. Times of tasks are sums over all tasks. A
+`Listener` adds the figures to Spark's progress events. Progress events arrive late, so the committing process keeps a
+record of each query. On Spark Connect the figures are read from the state. Limits: a query continues before its reports
+are delivered. A listener ignores queries that feed no state.
 
 >>> figures = {"rows of orders": 3, "bytes": 900, "take": 1500, "open": 0, "step": 400, "write": 2100, "hit": 2,
 ...            "miss": 0, "memory": 70}
@@ -39,22 +40,29 @@ from spark_bridge.session import get_spark_context
 LINES: Final = 10
 """Number of epochs that a table shows."""
 DRIVER: Final = {"begin": "driver_begin", "job": "driver_tasks", "commit": "driver_commit"}
-"""Stages by the driver's clock, and their figures. ``job`` is the Spark job, from routed rows to the last receipt."""
+"""The stages that the driver measures, with the names of their figures.
+
+The stage ``job`` ends with the last receipt of a task.
+"""
 TASKS: Final = ("take", "open", "step", "write")
-"""Stages of tasks, summed: take rows from the shuffle, open partitions, step, write files."""
+"""The stages that tasks measure: take rows from the shuffle, open partitions, run the step, and write files.
+
+The times of all tasks are summed.
+"""
 
 
 class EpochStats(NamedTuple):
     """The figures of one committed epoch.
 
-    - ``batch``: the number of its batch; None without a query.
+    - ``batch``: the number of the epoch's batch; None without a query.
     - ``rows``: the number of received rows, by input.
-    - ``counts``: events by verdict. ``pending``: the number of waiting events.
+    - ``counts``: the number of events, by verdict.
+    - ``pending``: the number of waiting events.
     - ``updates``: the number of updates by output, without empty outputs.
     - ``nbytes``: the bytes of all written files.
-    - ``figures``: microseconds and bytes.
+    - ``figures``: measured microseconds and bytes, by name.
     - ``replayed``: whether the epoch was committed before.
-    - ``time_type``: the type of times, for text.
+    - ``time_type``: the type of times, to format them.
     """
 
     batch: int | None
@@ -89,7 +97,10 @@ class EpochStats(NamedTuple):
 
     @classmethod
     def from_state(cls, epoch: Epoch, time_type: pa.DataType) -> EpochStats:
-        """Build the figures of an epoch from a state, without the driver's times. O(files)."""
+        """Build the figures of an epoch from a state.
+
+        These figures do not include the times of the driver. O(files).
+        """
         each = []
         for call in epoch.calls:
             rows = {name.removeprefix(ROWS): n for name, n in call.figures.items() if name.startswith(ROWS)}
@@ -101,7 +112,7 @@ class EpochStats(NamedTuple):
 
     @property
     def cached(self) -> tuple[int, int]:
-        """Number of partitions that were open in a worker, and number of partitions that had rows."""
+        """Return two numbers: of partitions that were already open in a worker, and of all needed partitions."""
         hits, behind, misses = (self.figures.get(each, 0) for each in ("hit", "behind", "miss"))
         return hits, hits + behind + misses
 
@@ -112,7 +123,10 @@ class EpochStats(NamedTuple):
         return {stage: self.figures[name] for stage, name in names.items() if name in self.figures}
 
     def to_call_metrics(self, sinks: Mapping[str, SinkLag]) -> CallMetrics:
-        """Convert the figures for exporters of `Flow.open`. ``sinks``: their lags. O(names)."""
+        """Convert the figures to the form that ``metrics=`` of `Flow.open` uses.
+
+        ``sinks`` gives the lags of sinks. O(names).
+        """
         seconds = {stage: micros / 1e6 for stage, micros in self.stages.items() if stage in DRIVER}
         return CallMetrics(
             "epoch",
@@ -151,7 +165,7 @@ class EpochStats(NamedTuple):
         }
 
     def __str__(self) -> str:
-        """Return the log line."""
+        """Return the figures as a log line."""
         batch = "" if self.batch is None else f"batchId {self.batch}: "
         rows, updates = _format_sum(self.rows), _format_sum(self.updates)
         stages = self.stages
@@ -166,7 +180,10 @@ class EpochStats(NamedTuple):
 
 
 def sum_epoch_stats(batches: Iterable[EpochStats]) -> EpochStats:
-    """Add up several epochs. The number, frontier and pending events are from the last one. O(names). Pure."""
+    """Sum the figures of several epochs.
+
+    The number, the frontier and the pending events are those of the last epoch. O(names).
+    """
     total = NOTHING
     for each in batches:
         most = max(total.figures.get("memory", 0), each.figures.get("memory", 0))
@@ -190,9 +207,11 @@ NOTHING: Final = EpochStats(None, 0, NEVER, {}, {}, 0, {}, 0, {}, False)
 
 
 class QueryStats(tuple[EpochStats, ...]):
-    """The last epochs of a query, oldest first, and the ``total`` of all ``epochs`` committed epochs.
+    """The last epochs of a query, with the oldest epoch first.
 
-    It prints as a table, and is equal to a tuple of the same epochs.
+    ``total`` sums up all committed epochs, and ``epochs`` is their number.
+
+    Printing it shows a table. It compares equal to a tuple with the same epochs.
 
     >>> figures = {"take": 1500, "open": 0, "step": 400, "write": 2100, "hit": 2}
     >>> batch = EpochStats(6, 7, 8, {"orders": 3}, {"applied": 2, "noop": 1}, 0, {"by_city": 4}, 1100, figures, False)
@@ -202,23 +221,25 @@ class QueryStats(tuple[EpochStats, ...]):
     7            6        3        2     1        4   1.1 KB     2     0     0      2     2/2
     7 again      6        3        2     1        4   1.1 KB     2     0     0      2     2/2
     total                 3        2     1        4   1.1 KB     2     0     0      2     2/2
-    times in ms: take, open, step, write summed over tasks; cached: parts found open, of all that were needed
+    times in ms: take, open, step, write summed over tasks; cached: open parts of all needed parts
     """
 
     total: EpochStats
     epochs: int
 
     def __new__(cls, batches: Iterable[EpochStats], total: EpochStats, epochs: int) -> QueryStats:
-        """Create the stats from the arguments of the class. O(batches)."""
+        """Create the object from the arguments of the class. O(batches)."""
         made = super().__new__(cls, batches)
         made.total, made.epochs = total, epochs
         return made
 
     @classmethod
     def read(cls, state: str, trust: str = "owner") -> QueryStats:
-        """Read the figures of the last epochs that a state keeps, of all writers. O(files of these epochs).
+        """Read the figures of the last epochs that a state keeps, whichever writer committed them.
 
-        ``trust``: as in `Flow.open`. Raises `StateRefused`, `CorruptState`, and the errors of the store.
+        O(files of these epochs) time.
+
+        ``trust``: see `Flow.open`. Raises `StateRefused`, `CorruptState`, and the errors of the store.
         """
         with open_existing_store(state, trust=trust) as store:
             manifest = load_newest_manifest(store)
@@ -235,7 +256,10 @@ class QueryStats(tuple[EpochStats, ...]):
         return hash(tuple(each.epoch for each in self))
 
     def to_dict(self) -> dict[str, Any]:
-        """Convert to the names of Spark, for ``json.dumps``: ``recentProgress``, ``total``, ``epochs``. O(batches)."""
+        """Convert the stats to plain values with Spark's names, for ``json.dumps``. O(batches).
+
+        The keys are ``recentProgress``, ``total`` and ``epochs``.
+        """
         recent = [each.progress() for each in self]
         return {"recentProgress": recent, "total": self.total.progress(), "epochs": self.epochs}
 
@@ -261,10 +285,13 @@ class QueryStats(tuple[EpochStats, ...]):
         clock = [f"{', '.join(driver)} by the driver's clock"] if driver else []
         if tasks:
             clock.append(f"{', '.join(tasks)} summed over tasks")
-        return [f"times in ms: {'; '.join([*clock, 'cached: parts found open, of all that were needed'])}"]
+        return [f"times in ms: {'; '.join([*clock, 'cached: open parts of all needed parts'])}"]
 
     def _build_table(self) -> list[list[str]]:
-        """Build a row for each of the last epochs, then the total, without empty columns for verdicts and outputs."""
+        """Build one row for each of the last epochs, and then a row with the total.
+
+        Columns for verdicts and outputs are left out if they are empty.
+        """
         last = self[-LINES:]
         all_of = sum_epoch_stats((*last, self.total))
         verdicts = [name for name in (*PRINTED, "absent") if all_of.counts.get(name)]
@@ -306,7 +333,7 @@ class QueryStats(tuple[EpochStats, ...]):
 
 
 def _format_sum(numbers: Mapping[str, int]) -> str:
-    """Format a sum, and its parts if there are several."""
+    """Format a sum. If the sum has several parts, format the parts too."""
     parts = ", ".join(f"{escape_text(name)} {n:,}" for name, n in numbers.items())
     return f"{sum(numbers.values()):,}" + (f" ({parts})" if parts else "")
 
@@ -318,13 +345,16 @@ def _add_numbers(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, 
 KEPT: Final = 100
 """Number of last epochs to keep for each query."""
 QUERIES: Final = 64
-"""Number of queries whose records a process keeps for listeners."""
+"""Number of queries for which a process keeps records for listeners."""
 LOG: Final = logging.getLogger("ddflow.spark")
 SILENT = 2.0
-"""Seconds before a terminal shows the progress of jobs. `LOOK` is the interval of its updates."""
+"""Number of seconds after which a terminal shows the progress of jobs.
+
+`LOOK` is the number of seconds between two updates.
+"""
 LOOK = 0.5
 Callback = Callable[[Any], Any]
-"""Function that receives a ``StreamingQueryProgress`` with the attribute ``ddflow``."""
+"""A function that receives a ``StreamingQueryProgress`` with the added attribute ``ddflow``."""
 
 
 class Listener(StreamingQueryListener):
@@ -334,13 +364,13 @@ class Listener(StreamingQueryListener):
     ----------
     callback : callable, optional
         Called with each progress of a query that feeds a state: Spark's ``StreamingQueryProgress`` with one more
-        attribute, ``ddflow``. It is a `spark_bridge.monitoring.EpochStats`, or None without a known epoch, as for a
-        trigger that found no rows. Spark logs errors of the callback.
+        attribute, ``ddflow``. This is a `spark_bridge.monitoring.EpochStats`, or None if no epoch is known, such as for
+        a trigger that found no rows. Spark logs errors of the callback.
 
     Attributes
     ----------
     recent : collections.deque
-        The last ``RECENT`` of these progresses.
+        The last ``RECENT`` progresses of queries that feed a state.
     """
 
     RECENT: Final = KEPT
@@ -350,7 +380,7 @@ class Listener(StreamingQueryListener):
         self.recent: deque[Any] = deque(maxlen=self.RECENT)
 
     def onQueryProgress(self, event: Any) -> None:
-        """Add the figures to a progress, keep it, and call back.
+        """Add the figures to a progress, keep the progress, and call the callback.
 
         Parameters
         ----------
@@ -359,7 +389,7 @@ class Listener(StreamingQueryListener):
 
         Notes
         -----
-        O(e), for e kept epochs.
+        O(e) time, for e kept epochs.
         """
         progress = event.progress
         account = ACCOUNTS.get(str(progress.id))
@@ -372,16 +402,16 @@ class Listener(StreamingQueryListener):
             self.callback(progress)
 
     def onQueryStarted(self, event: Any) -> None:
-        """Do nothing: the first batch registers a query that feeds a state."""
+        """Ignore the event, because a query that feeds a state is registered by its first batch."""
 
     def onQueryTerminated(self, event: Any) -> None:
-        """Do nothing: the query's last progress may come later."""
+        """Ignore the event, because the last progress event of the query may arrive later."""
 
 
 class QueryHistory:
-    """The record of a query's epochs in this process: the last `KEPT`, and the total.
+    """The record of a query's epochs in this process: the last `KEPT` epochs, and the total.
 
-    One thread adds; others may read.
+    Only one thread may add epochs; other threads may read.
     """
 
     def __init__(self) -> None:
@@ -389,7 +419,7 @@ class QueryHistory:
         self._total, self._epochs = NOTHING, 0
 
     def add_epoch(self, batch: EpochStats) -> None:
-        """Add a committed epoch. A replayed one does not count in the total. O(names)."""
+        """Add a committed epoch. A replayed epoch does not count in the total. O(names)."""
         self._batches.append(batch)
         if not batch.replayed:
             self._total, self._epochs = sum_epoch_stats((self._total, batch)), self._epochs + 1
@@ -400,7 +430,7 @@ class QueryHistory:
 
 
 class QueryHistories(OrderedDict[str, Any]):
-    """The records of the last `QUERIES` queries by their ids. Each record has ``stats()``.
+    """The records of the last `QUERIES` queries by their ids. Each record has a method ``stats()``.
 
     >>> accounts = QueryHistories()
     >>> accounts.add_query("a", QueryHistory())
@@ -409,7 +439,7 @@ class QueryHistories(OrderedDict[str, Any]):
     """
 
     def add_query(self, query: str, account: Any) -> None:
-        """Keep the record of a query. O(1). Ignores a query without an id."""
+        """Keep the record of a query. A query without an id is ignored. O(1)."""
         if query:
             self[query] = account
             self.move_to_end(query)
@@ -418,14 +448,14 @@ class QueryHistories(OrderedDict[str, Any]):
 
 
 ACCOUNTS: Final = QueryHistories()
-"""Records of this process."""
+"""The records of the queries of this process."""
 
 
 def report_epoch(name: str, batch: EpochStats, metrics: Metrics | None, sinks: Mapping[str, SinkLag]) -> None:
-    """Report an epoch to the metrics and to the log ``ddflow.spark``, at INFO. O(names).
+    """Report an epoch to the metrics, and to the logger ``ddflow.spark`` at the level INFO. O(names).
 
-    The log record's attribute ``ddflow`` has the figures under Spark's names. ``metrics``: receives the figures of a
-    new epoch. ``sinks``: their lags.
+    The log record has an attribute ``ddflow`` with the figures under Spark's names. ``metrics``: the function that
+    receives the figures of a new epoch. ``sinks``: the lags of sinks.
     """
     if metrics is not None and not batch.replayed:
         publish_call_metrics([metrics], batch.to_call_metrics(sinks))
@@ -434,7 +464,7 @@ def report_epoch(name: str, batch: EpochStats, metrics: Metrics | None, sinks: M
 
 
 class StageProgress(NamedTuple):
-    """A stage of Spark: its tasks, its finished tasks, and the rows or bytes that it read from a source."""
+    """A stage of Spark: the numbers of its tasks, of its finished tasks, and of rows or bytes read from a source."""
 
     tasks: int
     done: int
@@ -443,7 +473,7 @@ class StageProgress(NamedTuple):
 
 
 def format_progress(what: str, stages: Iterable[StageProgress], seconds: float) -> str:
-    """Return one line for a terminal. Pure.
+    """Format the progress of some stages as one line for a terminal. Pure.
 
     >>> stages = [StageProgress(12, 12, 900_000), StageProgress(20, 3, 0), StageProgress(20, 0, 0)]
     >>> format_progress("ddflow orders: epoch 1", stages, 75.2)
@@ -461,9 +491,9 @@ def format_progress(what: str, stages: Iterable[StageProgress], seconds: float) 
 
 @contextmanager
 def show_job_progress(session: Any, what: str) -> Iterator[None]:
-    """Show the progress of a block's jobs on a terminal if they take longer than `SILENT`.
+    """Show on a terminal the progress of the jobs of a block, if they take longer than `SILENT` seconds.
 
-    It shows nothing if Spark shows its own progress. On Spark Connect the server reports the progress.
+    Nothing is shown if Spark shows its own progress. On Spark Connect the server reports the progress.
     """
     line, began, ended = StatusLine(True), monotonic(), Event()
     of_spark = (
@@ -494,7 +524,7 @@ def show_job_progress(session: Any, what: str) -> Iterator[None]:
 
 @contextmanager
 def _watch_stages(session: Any) -> Iterator[Callable[[], list[StageProgress]]]:
-    """Yield a function that lists the stages of the jobs of this thread in the block."""
+    """Yield a function that lists the stages of those jobs that this thread started in the block."""
     context, seen, tag = get_spark_context(session), list[StageProgress](), f"ddflow-{uuid4().hex}"
     if context is None:
 
@@ -514,7 +544,7 @@ def _watch_stages(session: Any) -> Iterator[Callable[[], list[StageProgress]]]:
         jobs = (spark.statusTracker().getJobInfo(each) for each in spark.statusTracker().getJobIdsForTag(tag))
         found = list[StageProgress]()
         for stage in sorted({stage for job in jobs if job.isDefined() for stage in job.get().stageIds()}):
-            with suppress(Exception):  # Spark removes old stages
+            with suppress(Exception):  # Spark forgets old stages
                 of = spark.statusStore().lastStageAttempt(stage)
                 if of.status().name() != "SKIPPED":  # its rows belong to an earlier job
                     found.append(StageProgress(of.numTasks(), of.numCompleteTasks(), of.inputRecords()))

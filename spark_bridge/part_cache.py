@@ -1,9 +1,10 @@
 """Keep partitions of a state open in a worker from one task to the next.
 
-The cache gives a partition only to a task that needs its inventory, and to one task at a time. The task returns it
-after its receipt, because a task may be killed at any moment. Every epoch uses all partitions in turn. So if they do
-not all fit, the cache keeps the ones it has: evicting the least recently used would give no hits. It evicts a partition
-that no task used for `ROUNDS` epochs.
+A task takes a partition out of the cache, so only one task at a time has it. The task gets the partition only if the
+partition has the inventory that the task needs. Spark may kill a task at any time, so the task puts the partition back
+only after it has sent its receipt. Every epoch uses all partitions in turn. If not all partitions fit, the cache keeps
+the partitions that it has. If it evicted the least recently used partition instead, no task would find its partition in
+the cache. The cache evicts a partition that no task used for `ROUNDS` epochs.
 
 >>> PartCache().nbytes, CacheLimit(512 << 20).compute_bytes(MachineMemory(1 << 30, 0), 0) >> 20
 (0, 512)
@@ -21,13 +22,13 @@ from ddflow.partitions.step import StagePartition
 from ddflow.terminal import format_size
 
 AUTO: Final = "auto"
-"""Setting for a size that is chosen from the memory of the executor."""
+"""The value of the setting that lets ddflow choose the size of the cache from the executor's memory."""
 ROUNDS: Final = 16
-"""Number of epochs, of all states of the worker, after which an unused partition is evicted."""
+"""Number of epochs, of all states in the worker, after which an unused partition is evicted."""
 SHARE: Final = 50
-"""Per cent of task time spent on opening partitions that triggers a warning."""
+"""An epoch counts as slow if its tasks spend at least this percentage of their time on opening partitions."""
 COLD: Final = 3
-"""Number of epochs in a row, after the first one, with most partitions missed before a warning."""
+"""How many slow epochs (see `SHARE`) in a row are allowed. One more slow epoch gives a warning."""
 Key = tuple[Any, ...]
 """Key of a partition: its state first, then the stage, number and other parameters."""
 
@@ -36,11 +37,15 @@ _GROUPS: Final = (
     ("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
     ("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
-"""Files of control groups, versions 1 and 2, with the memory limit and its use."""
+"""Control groups of versions 2 and 1.
+
+Each entry has the folder, the file with the memory limit, the file with the used memory, and the name of the cached
+bytes in ``memory.stat``.
+"""
 
 
 class CachedPart(NamedTuple):
-    """A partition, its bytes, and the round that added it."""
+    """An open partition, its size in bytes, and the number of the round (epoch) in which it was added."""
 
     part: StagePartition
     nbytes: int
@@ -48,7 +53,7 @@ class CachedPart(NamedTuple):
 
 
 class PartCache:
-    """A cache of partitions by key, least recently used first, for one thread at a time.
+    """A cache of partitions by key, with the least recently used partition first. Only one thread may use it at a time.
 
     >>> from types import SimpleNamespace
     >>> def part(name: str) -> StagePartition:
@@ -68,11 +73,15 @@ class PartCache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all partitions."""
+        """The number of bytes of all partitions."""
         return sum(each.nbytes for each in self._parts.values())
 
     def take(self, key: Key, held: Collection[str]) -> StagePartition | None:
-        """Take the partition of a key if it holds one of these inventories; else close it and return None. O(held)."""
+        """Remove and return the partition of a key if it has one of the inventories in ``held``. O(held).
+
+        If the partition of this key has an inventory that is not in ``held``, close the partition. Return None if there
+        is no usable partition.
+        """
         cached = self._parts.pop(key, None)
         if cached is None:
             return None
@@ -82,9 +91,10 @@ class PartCache:
         return None
 
     def put(self, key: Key, part: StagePartition, nbytes: int, most: int, epoch: int) -> None:
-        """Add a partition if all partitions fit into ``most`` bytes. O(partitions).
+        """Add a partition, if all partitions then fit into ``most`` bytes. O(partitions).
 
-        Otherwise close partitions that were unused for `ROUNDS` epochs first, then this one, then the newest others.
+        Otherwise close partitions until all open partitions fit. The first to close are partitions that were unused for
+        `ROUNDS` epochs, then the new partition, then the most recently added ones.
         """
         if self._epochs.get(key[0], -1) < epoch:
             self._epochs[key[0]] = epoch
@@ -102,7 +112,10 @@ class PartCache:
 
 
 class MachineMemory(NamedTuple):
-    """The memory of the machine or container, shared with other processes, and its free part, in bytes."""
+    """The memory of the machine or container in bytes: the total, and the free part.
+
+    Other processes use this memory too.
+    """
 
     total: int
     available: int
@@ -111,8 +124,8 @@ class MachineMemory(NamedTuple):
 class CacheLimit(NamedTuple):
     """The limit on the open partitions of a worker.
 
-    ``fixed``: bytes, if the user chose them. ``workers``: the workers of an executor, which share its memory.
-    ``granted``: the memory that Spark grants to all workers of an executor outside of its JVM, if limited.
+    ``fixed``: the limit in bytes, if the user chose one. ``workers``: the number of workers that share the memory of an
+    executor. ``granted``: the memory that Spark grants to all workers of an executor outside of its JVM, if limited.
     """
 
     fixed: int | None
@@ -122,8 +135,8 @@ class CacheLimit(NamedTuple):
     def compute_bytes(self, memory: MachineMemory, cached: int) -> int:
         """Compute the current limit in bytes. ``cached``: the bytes of this worker's cache now. Pure.
 
-        Without a ``fixed`` limit, the cache takes at most a quarter of the worker's share of the memory, and leaves an
-        eighth of the memory free.
+        If there is no ``fixed`` limit, the cache may use at most a quarter of the worker's share of the memory. The
+        cache leaves an eighth of the machine's memory free.
 
         >>> CacheLimit(None, 2).compute_bytes(MachineMemory(16 << 30, 12 << 30), 0) >> 20  # of 16 GB, two cores
         2048
@@ -142,7 +155,7 @@ class CacheLimit(NamedTuple):
 
 
 def measure_machine_memory(root: Path = Path("/")) -> MachineMemory:
-    """Measure the memory of the machine, or of the container if that has less. O(1)."""
+    """Measure the memory of the machine, or of the container if the container has less memory. O(1)."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     available = total // 2
     with suppress(OSError, ValueError, KeyError):
@@ -158,22 +171,24 @@ def measure_machine_memory(root: Path = Path("/")) -> MachineMemory:
 
 
 class CacheMissMonitor:
-    """The detector of a state whose epochs spend most of their time on opening partitions again."""
+    """A detector of states whose epochs spend most of their time on opening partitions again."""
 
     def __init__(self) -> None:
         self._epochs = dict[str, int]()
 
     def __call__(self, state: str, figures: Mapping[str, int], given: str | int | None) -> str | None:
-        """Return a warning, once for a state; None otherwise. ``given``: the option as the user wrote it.
+        """Return a warning or None. There is at most one warning for each state.
+
+        ``figures``: the figures of an epoch. ``given``: the option ``part_cache`` as the user wrote it.
 
         >>> watch, figures = CacheMissMonitor(), {"miss": 19, "hit": 1, "parts": 520_000_000, "part_cache": 128_000_000}
         >>> said = [watch("state", figures | {"open": 91, "step": 9}, "auto") for _ in range(9)]
         >>> [each is not None for each in said]
         [False, False, False, True, False, False, False, False, False]
         >>> print(*said[3].split("; "), sep=";\\n")
-        19 of 20 parts of the state were opened anew in each of the last 3 epochs, 91 % of the time of tasks;
-        they take 520.0 MB, and a worker keeps 128.0 MB open (part_cache='auto');
-        give part_cache='651MB' if each Python worker of an executor may take that, or more memory to executors
+        19 of 20 parts of the state were opened again in each of the last 3 epochs, 91 % of the time of tasks;
+        they take 520.0 MB, but a worker keeps only 128.0 MB open (part_cache='auto');
+        pass part_cache='651MB' if each Python worker of an executor may use that much, or give executors more memory
         """
         missed, size, most = (figures.get(name, 0) for name in ("miss", "parts", "part_cache"))
         needed = missed + figures.get("hit", 0) + figures.get("behind", 0)
@@ -183,24 +198,29 @@ class CacheMissMonitor:
         self._epochs[state] = before + 1 if before > COLD or poor else 0
         if before != COLD or not poor:
             return None
-        remedy = "see that workers live on: spark.python.worker.reuse, and the idle time-out of dynamic allocation"
+        keeps = "and a worker may keep"
+        remedy = "keep workers alive: check spark.python.worker.reuse and the idle time-out of dynamic allocation"
         if size > most:
-            wanted = f"part_cache='{size * 5 // 4 // 1_000_000 + 1}MB'"
-            remedy = f"give {wanted} if each Python worker of an executor may take that, or more memory to executors"
+            keeps = "but a worker keeps only"
+            wanted = f"pass part_cache='{size * 5 // 4 // 1_000_000 + 1}MB'"
+            remedy = f"{wanted} if each Python worker of an executor may use that much, or give executors more memory"
         return (
-            f"{missed} of {needed} parts of the state were opened anew in each of the last {COLD} epochs, "
+            f"{missed} of {needed} parts of the state were opened again in each of the last {COLD} epochs, "
             f"{opened * 100 // max(spent, 1)} % of the time of tasks; they take {format_size(size)}, "
-            f"and a worker keeps {format_size(most)} open (part_cache={given!r}); {remedy}"
+            f"{keeps} {format_size(most)} open (part_cache={given!r}); {remedy}"
         )
 
 
 def close_part(part: StagePartition) -> None:
-    """Close an unneeded partition. Never fails: its files are in the state, or garbage there."""
+    """Close a partition that is not needed, and ignore errors.
+
+    The files of the partition are in the state, or are garbage there.
+    """
     with suppress(DdflowError, OSError):
         part.close()
 
 
 PARTS: Final = PartCache()
-"""Cache of this process."""
+"""The cache of this process, which is a worker."""
 WATCH: Final = CacheMissMonitor()
-"""Detector of this process, which commits."""
+"""The detector of this process, which is the driver."""

@@ -1,13 +1,13 @@
 """Rescale and evolve a state with Spark tasks, if it is too large for the driver alone.
 
-It runs the tasks of `ddflow.partitions.rewrite_task` for the targets of ``ddflow.partitions.rescale`` and ``evolve``.
-Small states are rewritten in this process.
+``ddflow.partitions.rescale`` and ``evolve`` define the new version, and Spark runs the tasks of
+`ddflow.partitions.rewrite_task`. This process rewrites small states without Spark.
 
-Guarantees: the new version gives the same answers, or nothing has changed. Only the driver publishes, so a repeated
-task only leaves garbage. Opening a state never rewrites it.
+Guarantees: either the new version gives the same answers, or the state is unchanged. Only the driver publishes a
+version, so a repeated task leaves garbage at worst. Opening a state never rewrites it.
 
 >>> RewriteTask.__call__.__doc__
-'Run the tasks of these numbers; yield the result of each.'
+'Run the tasks that have these numbers, and yield the result of each task.'
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -32,19 +32,22 @@ from spark_bridge.job import check_address
 from spark_bridge.session import describe_jobs, set_batch_sizes
 
 LARGE: Final = 64 << 20
-"""Bytes of a state that make parallel tasks worthwhile."""
+"""The minimum size in bytes of a state that Spark tasks rewrite."""
 _MADE: Final = pa.schema([("made", pa.binary())])
 
 
 @dataclass(frozen=True)
 class RewriteTask:
-    """The task that rewrites old partitions. ``tasks``: (stage, number) of each, by task number."""
+    """The task that rewrites old partitions.
+
+    ``tasks`` gives, for each task number, the stage and the number of a partition.
+    """
 
     start: RewriteStart
     tasks: tuple[tuple[int, int], ...]
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Run the tasks of these numbers; yield the result of each."""
+        """Run the tasks that have these numbers, and yield the result of each task."""
         with attach_error_notes(), explain_inexact_value("a state"):
             for batch in batches:
                 for each in batch.column(0).to_pylist():
@@ -72,13 +75,13 @@ def rescale(
     partitions : int
         The new number of partitions, 1 or more.
     flow : Flow, optional
-        The state's plan; needed if it has functions of your own.
+        The state's plan; needed if it has your own functions.
     session : SparkSession, optional
-        By default the active one.
+        The Spark session. By default the active session.
     memory : str or int, optional
         The memory of a task, such as "1GB".
     trust : {"owner", "group"}
-        As in `Flow.open`.
+        See `Flow.open`.
 
     Returns
     -------
@@ -94,7 +97,7 @@ def rescale(
 
     Notes
     -----
-    O(bytes of the state). It runs a Spark job if the state's files take 64 MiB or more.
+    O(bytes of the state) time. A Spark job runs if the state's files take 64 MiB or more.
     """
     address, size = check_address(state), parse_size(memory)
     asked = f"rescale {address} to {partitions} partitions"
@@ -122,9 +125,9 @@ def evolve(
     state : str
         A folder that driver and executors see, or ``s3://bucket/prefix``.
     types, drop_outputs, drop_inputs, flow
-        As in `ddflow.evolve`.
+        See `ddflow.evolve`.
     session, memory, trust
-        As in `rescale`.
+        See `rescale`.
 
     Returns
     -------
@@ -140,8 +143,8 @@ def evolve(
 
     Notes
     -----
-    O(bytes of the state). It runs a Spark job if the state's files take 64 MiB or more. The driver alone drops outputs
-    and inputs.
+    O(bytes of the state) time. A Spark job runs if the state's files take 64 MiB or more. Outputs and inputs are
+    dropped in this process, without a job.
     """
     address, size = check_address(state), parse_size(memory)
     if drop_outputs or drop_inputs:
@@ -159,12 +162,12 @@ def evolve(
 def _run_tasks(
     opened: AbstractContextManager[Rewrite], asked: str, size: int | None, session: Any, instead: str
 ) -> RewriteResult:
-    """Run the tasks, as a Spark job if the state is large, and publish the result.
+    """Run the tasks and publish the result. If the state is large, the tasks run as a Spark job.
 
-    ``instead``: the command without Spark, for messages.
+    ``asked``: the request, for errors and the web UI. ``instead``: the command without Spark, for errors.
     """
     if session is None:
-        raise SpecError(asked, "there is no active session", f"give session=, or use {instead}")
+        raise SpecError(asked, "there is no active session", f"pass session=, or use {instead}")
     with opened as rewrite, set_batch_sizes(session, size), describe_jobs(session, f"ddflow: {asked}"):
         n = len(rewrite.tasks)
         if not n or sum(entry.length for entry in rewrite.store.list_blobs()) < LARGE:

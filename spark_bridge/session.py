@@ -1,9 +1,10 @@
 """Configure Spark sessions for ddflow, and start a local session.
 
-No setting changes a result, and ddflow works in a session without them. `configure` keeps the settings that a builder
-has already. A job changes the batch sizes only while it runs. `local_session` refuses to share an active session, and
-removes its own at the end of its block. Executors must be able to import the module of `spark.python.daemon.module`.
-Limits: the JVM of a local session lives until the process ends, and is not tuned for large data.
+These settings change no result, and ddflow also works in a session without them. `configure` keeps the settings that a
+builder already has. A job changes the session's batch sizes only while the job runs. `local_session` refuses to share
+an active session, and stops the session that it started at the end of the block. Executors must be able to import the
+module `spark_bridge.daemon`. Limits: the JVM of a local session runs until the process ends. This JVM is not tuned for
+large data.
 
 >>> for setting in SETTINGS:
 ...     print(setting.name)
@@ -28,9 +29,9 @@ from spark_bridge.java import ensure_java
 
 CACHE: Final = "DDFLOW_CACHE_DIR"
 BATCH_ROWS: Final = 100_000
-"""Rows in one batch from Spark."""
+"""Number of rows in one batch from Spark."""
 BATCH_BYTES: Final = 64 << 20
-"""Maximum bytes of such a batch, because one row may be a chunk of megabytes."""
+"""Maximum bytes of a batch from Spark. A limit on rows is not enough, because one row can have megabytes."""
 _ROWS_SETTING, _BYTES_SETTING = (f"spark.sql.execution.arrow.max{what}PerBatch" for what in ("Records", "Bytes"))
 _DESCRIPTION: Final = "spark.job.description"
 
@@ -47,28 +48,28 @@ SETTINGS: Final = (
     SparkSetting(
         _ROWS_SETTING,
         str(BATCH_ROWS),
-        "rows reach Python in batches of 100,000, not 10,000: half the time for narrow rows",
+        "Python receives rows in batches of 100,000, not 10,000, which takes half the time for narrow rows",
     ),
-    SparkSetting(_BYTES_SETTING, str(BATCH_BYTES), "and of 64 MB at most, however wide they are"),
+    SparkSetting(_BYTES_SETTING, str(BATCH_BYTES), "a batch has at most 64 MB, however wide its rows are"),
     SparkSetting(
         "spark.python.daemon.module",
         "spark_bridge.daemon",
-        "workers are forked from a process that has ddflow and its kernels loaded: a fresh one starts in "
+        "workers are forked from a process that has loaded ddflow and its kernels, so a new worker starts in "
         "milliseconds, not half a second; ddflow must be installed on the executors",
     ),
     SparkSetting(
-        "spark.python.worker.reuse", "true", "a worker serves many tasks, and keeps open what it has of a state"
+        "spark.python.worker.reuse", "true", "a worker runs many tasks, and keeps its partitions of a state open"
     ),
 )
 
 
 def configure(builder: Any, *, cache: str | None = None, explain: bool = False) -> Any:
-    """Give a ``SparkSession.builder`` the settings that suit ddflow. Call it before the session is created.
+    """Add ddflow's settings to a ``SparkSession.builder``. Call this function before you create the session.
 
     Parameters
     ----------
     builder : SparkSession.Builder
-        Settings that it has already stay.
+        The builder. Settings that it already has stay.
     cache : str, optional
         A folder for compiled kernels on each machine, private to the user. By default the platform's cache folder.
     explain : bool
@@ -82,7 +83,7 @@ def configure(builder: Any, *, cache: str | None = None, explain: bool = False) 
     chosen = list(SETTINGS)
     place = cache or os.environ.get(CACHE)
     if place:
-        why = "kernels are compiled once a machine, and kept there"
+        why = "each machine compiles the kernels once, and keeps them there"
         chosen.append(SparkSetting(f"spark.executorEnv.{CACHE}", place, why))
     known = getattr(builder, "_options", {})
     for setting in chosen:
@@ -103,7 +104,7 @@ appender.stderr.target = SYSTEM_ERR
 appender.stderr.layout.type = PatternLayout
 appender.stderr.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex
 """
-"""Log configuration that shows only errors. ``spark.log.stage`` takes effect too late for the first lines."""
+"""A log configuration that shows only errors. ``spark.log.stage`` takes effect too late for the first lines."""
 
 
 def local_settings(scratch: Path, memory: str) -> dict[str, str]:
@@ -123,15 +124,18 @@ def local_settings(scratch: Path, memory: str) -> dict[str, str]:
 
 @contextmanager
 def local_session(name: str, cores: int | None = None, memory: str = "2g") -> Iterator[SparkSession]:
-    """Start a session on ``cores`` threads (default: all) of this process's JVM, and stop it at the end of the block.
+    """Start a session in the JVM of this process, with ``cores`` threads (by default one for each core).
 
-    ``memory`` is the JVM's memory, and has an effect only for the first session of a process. Takes seconds. Raises
-    `MissingExtra` without a suitable Java, `ConcurrentUse` if the process has an active session.
+    Stop the session at the end of the block.
+
+    ``memory`` is the memory of the JVM, and has an effect only for the first session of a process. Starting a session
+    takes some seconds. Raises `MissingExtra` if there is no suitable Java, and `ConcurrentUse` if the process has an
+    active session.
     """
     ensure_java()
     if SparkSession.getActiveSession() is not None:
         asked = f"a local Spark session for {name}"
-        raise ConcurrentUse(asked, "this process has an active session", "use that one, or stop it first")
+        raise ConcurrentUse(asked, "this process has an active session", "use the active session, or stop it first")
     with TemporaryDirectory(prefix="ddflow-spark-") as folder:
         scratch = Path(folder)
         (scratch / "log4j2.properties").write_text(_QUIET)
@@ -141,7 +145,7 @@ def local_session(name: str, cores: int | None = None, memory: str = "2g") -> It
         try:
             session = builder.getOrCreate()
         except PySparkRuntimeError as error:
-            remedy = "see what Java says, or name another by JAVA_HOME"
+            remedy = "check the output of Java, or set JAVA_HOME to another Java"
             raise MissingExtra(f"a local Spark session for {name}", str(error), remedy) from None
         try:
             yield session
@@ -150,7 +154,7 @@ def local_session(name: str, cores: int | None = None, memory: str = "2g") -> It
 
 
 def get_spark_context(session: Any) -> Any:
-    """Return the session's SparkContext; None on Spark Connect."""
+    """Return the SparkContext of the session, or None on Spark Connect."""
     try:
         return session.sparkContext
     except (PySparkException, AttributeError, ImportError):
@@ -159,7 +163,10 @@ def get_spark_context(session: Any) -> Any:
 
 @contextmanager
 def set_batch_sizes(session: Any, memory: int | None) -> Iterator[None]:
-    """Set the size of the batches that Spark gives to tasks, for a block. Keeps a larger number of rows."""
+    """While a block runs, set the size of the batches that Spark passes to tasks.
+
+    If the session already has a larger number of rows per batch, this number stays.
+    """
     most = BATCH_BYTES if memory is None else max(min(BATCH_BYTES, memory // 8), 1 << 20)
     rows = int(session.conf.get(_ROWS_SETTING, "10000"))
     wanted = {_ROWS_SETTING: str(BATCH_ROWS if 0 < rows < BATCH_ROWS else rows), _BYTES_SETTING: str(most)}
@@ -176,7 +183,7 @@ def set_batch_sizes(session: Any, memory: int | None) -> Iterator[None]:
 
 @contextmanager
 def describe_jobs(session: Any, text: str) -> Iterator[None]:
-    """Describe the jobs of a block in Spark's web UI. Does nothing on Spark Connect, which has no job descriptions."""
+    """Describe the jobs of a block in Spark's web UI. Spark Connect has no descriptions, so nothing happens there."""
     context = get_spark_context(session)
     if context is None:
         yield

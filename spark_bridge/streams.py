@@ -1,7 +1,7 @@
-"""Stream into a state: every micro-batch of Spark becomes one epoch, exactly once from the source to the state.
+"""Stream into a state. Every micro-batch of Spark becomes one epoch, exactly once from the source to the state.
 
-Guarantees: a batch that Spark repeats after a failure is recognised by its id and gets the same answer. Only one query
-feeds a state.
+Guarantees: if Spark repeats a batch after a failure, the batch is recognised by its id, and the result is the same. At
+most one query may feed a state.
 
 >>> _default_checkpoint("/states/orders")
 '/states/orders.checkpoint'
@@ -42,15 +42,15 @@ from spark_bridge.session import get_spark_context, set_batch_sizes
 from spark_bridge.types import map_frames_to_inputs
 
 Then = Callable[[Mapping[str, DataFrame], int], Any]
-"""Function that receives the outputs of an epoch and its number."""
+"""A function that receives the outputs of an epoch and the number of the epoch."""
 _QUERY: Final = "sql.streaming.queryId"
 
 
 class BatchFeeder:
-    """The function of ``foreachBatch``.
+    """The function of ``foreachBatch``, which commits each batch as an epoch.
 
-    ``account``: the record of this process's commits. ``fail``: ends the query with an error, if the query runs in this
-    process. ``failure``: the sink error that ended it.
+    ``account``: the record of this process's commits. ``fail``: a function that ends the query with an error, if the
+    query runs in this process. ``failure``: the sink error that ended the query.
 
     >>> feeder = BatchFeeder(Flow(), {}, StateOptions("state"), None)
     >>> [name for name, travels in feeder.__getstate__().items() if travels is None]
@@ -70,7 +70,7 @@ class BatchFeeder:
 
     def __getstate__(self) -> dict[str, Any]:
         mine = dict.fromkeys(("fail", "_job", "_lock", "_thread"))
-        options = self.options._replace(metrics=None)  # which collects figures in this process
+        options = self.options._replace(metrics=None)  # metrics= works only in this process
         return {**self.__dict__, **mine, "account": QueryHistory(), "options": options}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -79,14 +79,14 @@ class BatchFeeder:
 
     @property
     def name(self) -> str:
-        """Name of the query, or its inputs."""
+        """Name of the query, or the names of its inputs."""
         return self.options.name or ", ".join(self.flow.inputs)
 
     def __repr__(self) -> str:
         return f"{self.name} into {self.options.state}"
 
     def __call__(self, packed: DataFrame, batch: int) -> None:
-        # A failure ends the query, and the next one reads the state again.
+        # After a failure the query ends, and the next query reads the state anew.
         with self._lock, undo_on_failure(self.close_job), attach_error_notes():
             self._commit_batch(packed, int(batch))
 
@@ -105,9 +105,10 @@ class BatchFeeder:
         self._report_commit(job, session, committed, feed.batch)
 
     def write_to_sinks(self, session: Any) -> bool:
-        """Write waiting epochs to the sinks, and return whether none wait. If a sink fails, a thread retries it.
+        """Write to each sink the epochs that the sink lacks. Return True if all sinks now have all epochs.
 
-        Raises the error of a sink that refuses, or that has failed for too long.
+        If a sink fails, a thread tries it again. Raises the error of a sink that refuses an epoch, or that has failed
+        for too long.
         """
         sinks = self.open_job(session).sinks
         drained = sinks.deliver_waiting_epochs()
@@ -119,10 +120,10 @@ class BatchFeeder:
         return drained
 
     def _retry_sinks(self, session: Any) -> None:
-        """Deliver epochs to the sinks until none wait or the query ends."""
+        """Deliver epochs to the sinks, until the sinks have all epochs or the query ends."""
         while self.failure is None:
             sleep(NAP)
-            with self._lock:  # the lock also covers the start of the next thread when this one ends
+            with self._lock:  # while this thread ends, no other call may start the next thread
                 try:
                     if self._job is None or self.write_to_sinks(session):
                         self._thread = None
@@ -144,9 +145,10 @@ class BatchFeeder:
             self.at = job.sinks.delivered_epochs
 
     def close_open_times(self, session: Any) -> None:
-        """Close all open times, or report again how they were closed. Raises the errors of an epoch.
+        """Close all open times, and report the epoch in which they were closed. Raises the errors of an epoch.
 
-        The second case follows a process that ended after the close and before its report.
+        It is possible that an earlier process closed the times, but ended before it reported the epoch. In that case,
+        report its epoch again.
         """
         with self._lock:
             job = self.open_job(session)
@@ -165,7 +167,7 @@ class BatchFeeder:
                 self._report_commit(job, session, job.replay_epoch(session, None, closing[-1]), None)
 
     def _report_commit(self, job: Job, session: Any, committed: EpochResult, number: int | None) -> None:
-        """Report a commit to the account, the log, the metrics, and the user's function."""
+        """Report a commit to the record of the query, the log, the metrics, and the user's function."""
         batch = EpochStats.from_commit(committed, number, job.flow.time_type)
         self.account.add_epoch(batch)
         try:
@@ -182,7 +184,7 @@ class BatchFeeder:
         return self._job
 
     def close_job(self, acknowledge: bool = False) -> None:
-        """Close the state until it is needed again. ``acknowledge``: publish the positions of the sinks first."""
+        """Close the state until it is needed again. With ``acknowledge``, first publish the positions of the sinks."""
         with self._lock:
             if self._job is not None:
                 self._job.close(acknowledge)
@@ -190,7 +192,7 @@ class BatchFeeder:
 
 
 FLAGS: Final = ("availableNow", "once")
-"""Triggers that end by themselves. They are True or absent."""
+"""The triggers with which a query ends by itself. These triggers take only the value True."""
 ENDLESS: Final = ("continuous", "realTime")
 """Triggers without batches."""
 SPAN: Final = re.compile(
@@ -207,26 +209,26 @@ def check_trigger(trigger: Any) -> None:
     Traceback (most recent call last):
         ...
     ddflow.errors.SpecError: stream with trigger={'availablenow': True}: it names 'availablenow'; did you mean \
-    'availableNow'? there are ...
+    'availableNow'? ...
     """
     if trigger is None or trigger == {}:
         return
     asked = shorten(f"stream with trigger={trigger!r}")
     if not isinstance(trigger, Mapping) or len(trigger) != 1:
         found = f"it has {len(trigger)} names" if isinstance(trigger, Mapping) else f"it is a {type(trigger).__name__}"
-        raise SpecError(asked, found, "give one: {'availableNow': True}, or {'processingTime': '10 seconds'}")
+        raise SpecError(asked, found, "pass one: {'availableNow': True}, or {'processingTime': '10 seconds'}")
     ((name, value),) = trigger.items()
     known = [each for each in signature(DataStreamWriter.trigger).parameters if each not in ("self", *ENDLESS)]
     if name not in known:
-        raise SpecError(asked, f"it names {name!r}", did_you_mean(name, known))
+        raise SpecError(asked, f"it names {name!r}", did_you_mean(name, known, "names"))
     if name in FLAGS and value is not True:
-        raise SpecError(asked, f"{name} is {value!r}", "give True, or leave trigger= out")
+        raise SpecError(asked, f"{name} is {value!r}", "pass True, or omit trigger=")
     if name not in FLAGS and not (isinstance(value, str) and SPAN.fullmatch(value)):
-        raise SpecError(asked, f"{name} is {value!r}", f"give a span of time as text: {{{name!r}: '10 seconds'}}")
+        raise SpecError(asked, f"{name} is {value!r}", f"pass a duration as text: {{{name!r}: '10 seconds'}}")
 
 
 def is_bounded(trigger: Mapping[str, Any] | None) -> bool:
-    """Return whether a query with this trigger ends by itself. O(1)."""
+    """Return True if a query with this trigger ends by itself. O(1)."""
     return bool(trigger) and any((trigger or {}).get(each) for each in FLAGS)
 
 
@@ -251,44 +253,44 @@ def stream(
     give_up_after: str | None = "10min",
     metrics: Metrics | None = None,
 ) -> Stream:
-    """Make a query that feeds streaming DataFrames into a state, one epoch per batch. Start it with `Stream.start`.
+    """Make a query that feeds streaming DataFrames into a state. The query runs when you call `Stream.start`.
 
     Parameters
     ----------
     flow, frames, state, memory, trust, part_cache, keep
-        As in `run`, with streaming DataFrames. Several are read side by side.
+        See `run`, but with streaming DataFrames. One query reads all of them.
     partitions : int, optional
-        The partitions of a new state, by default the number of cores, at most ``spark.sql.shuffle.partitions``. A state
+        The number for a new state: by default the cores, at most ``spark.sql.shuffle.partitions``. An existing state
         with another number is refused.
     outputs : str or callable, optional
         A folder for each epoch's updates as Parquet. Or a function that receives the outputs and the number of each
-        committed epoch; Spark may repeat a batch, and then the call repeats too.
+        committed epoch. If Spark repeats a batch, the function is called again.
     checkpoint : str, optional
         Spark's checkpoint folder. By default the state's folder plus ``.checkpoint``.
     trigger : mapping, optional
         The arguments of ``writeStream.trigger``.
     close : bool
-        In hold-back mode, close all times at the end of the input. It needs a trigger that ends.
+        In hold-back mode, close all times at the end of the input. This requires a trigger that ends.
     adopt : bool
         Let this query continue a state that another query has fed.
     name : str, optional
         The name of the query in Spark's web UI and the log. By default its inputs.
     sinks, sink_backlog, give_up_after, metrics
-        As in `Engine.run` and `Flow.open`, for each new epoch, in the driver. Not on Spark Connect.
+        See `Engine.run` and `Flow.open`. The driver, or the server of Spark Connect, uses them for each new epoch.
 
     Returns
     -------
     Stream
-        Not started yet.
+        The query, which is not started yet.
 
     Raises
     ------
     SpecError, SchemaMismatch, NotArrow, WrongMode
-        For options that do not fit; a wrong input or column; no DataFrame; no stream, or ``close`` in epoch mode.
+        For options that do not fit; a wrong input or column; no DataFrame; no stream; or ``close`` in epoch mode.
 
     Notes
     -----
-    Runs nothing. O(nodes of the plan).
+    Each batch is one epoch. This call runs no job. O(nodes of the plan).
     """
     check_trigger(trigger)
     place = check_address(state, outputs)
@@ -303,9 +305,12 @@ def stream(
 
 
 def _check_streams(flow: Flow, frames: Mapping[str, DataFrame]) -> dict[str, tuple[str, ...]]:
-    """Check the streams and return the declared columns of each, by input. Raises the errors of `stream`."""
+    """Check the streams.
+
+    For each input, return the declared columns that its stream has. Raises the errors of `stream`.
+    """
     if not frames:
-        raise SpecError("stream into a state", "no DataFrame is given", "give one for an input at least")
+        raise SpecError("stream into a state", "there is no DataFrame", "pass a DataFrame for at least one input")
     return {input: check_columns(flow, input, frame, streaming=True) for input, frame in frames.items()}
 
 
@@ -315,13 +320,13 @@ def _check_close_option(flow: Flow, trigger: Mapping[str, Any] | None, close: bo
         raise WrongMode(
             "stream with close=True",
             "the flow is in epoch mode, where every batch closes its own time",
-            "leave close= out",
+            "omit close=",
         )
     if close and not is_bounded(trigger):
         raise SpecError(
             "stream with close=True",
-            f"trigger={trigger!r} has no end",
-            "give trigger={'availableNow': True}, or leave close= out",
+            f"a query with trigger={trigger!r} does not end",
+            "pass trigger={'availableNow': True}, or omit close=",
         )
 
 
@@ -330,14 +335,14 @@ def _default_checkpoint(state: str) -> str:
     if "://" in state:
         raise SpecError(
             f"stream into {state}",
-            "there is no place for Spark's checkpoint beside it",
-            "give checkpoint=, a path that Spark can write to",
+            "Spark's checkpoint has no default folder next to this state",
+            "pass checkpoint=, a path that Spark can write to",
         )
     return f"{state.rstrip('/')}.checkpoint"
 
 
 class Stream:
-    """A query that is not started yet; `stream` makes it."""
+    """A query that is not started yet. `stream` returns it."""
 
     def __init__(
         self, feeder: BatchFeeder, frames: Mapping[str, DataFrame], trigger: Mapping[str, Any] | None, close: bool
@@ -360,11 +365,11 @@ class Stream:
         DdflowError
             The errors of opening the state.
         Exception
-            The errors of Spark, such as for an invalid span of time.
+            The errors of Spark, such as for an invalid duration.
         """
-        # Each query has its own feeder, because an earlier one may still be ending.
+        # Each query has its own feeder, because an earlier query may not have ended completely.
         session, feeder = find_session(self.frames), copy(self.feeder)
-        feeder.options = self.feeder.options  # keeps metrics=, which copies for other processes drop
+        feeder.options = self.feeder.options  # with metrics=, which a copy drops
         with undo_on_failure(feeder.close_job):
             job, elsewhere = feeder.open_job(session), get_spark_context(session) is None
             if not elsewhere:
@@ -384,15 +389,16 @@ class Stream:
 
 
 class Epochs:
-    """The epochs of a query. ``elsewhere``: whether another process commits them, as on Spark Connect."""
+    """The epochs of a query. ``elsewhere`` is True if another process commits them, as on Spark Connect."""
 
     def __init__(self, feeder: BatchFeeder, elsewhere: bool) -> None:
         self._feeder, self._elsewhere = feeder, elsewhere
 
     def stats(self) -> QueryStats:
-        """Return the last epochs that the query committed since its start, oldest first, and the total.
+        """Return the last epochs that the query has committed since its start, oldest epoch first, and the total.
 
-        If another process commits, as on Spark Connect, these are the epochs that the state keeps, of all writers.
+        If another process commits, as on Spark Connect, return all epochs that the state keeps, whichever writer
+        committed them.
 
         Returns
         -------
@@ -402,11 +408,11 @@ class Epochs:
         Raises
         ------
         StateRefused
-            If another process commits, and this one cannot see the state; also the errors of `QueryStats.read`.
+            If another process commits and this process cannot see the state. Also the errors of `QueryStats.read`.
 
         Notes
         -----
-        O(e), for e kept epochs.
+        O(e) time, for e kept epochs.
         """
         if not self._elsewhere:
             return self._feeder.account.stats()
@@ -417,24 +423,24 @@ class Epochs:
 
     @property
     def sinks(self) -> dict[str, int]:
-        """The last epoch of each sink, by output, as far as this process knows."""
+        """For each output with a sink, the last epoch that the sink has received, as far as this process knows."""
         return dict(self._feeder.at)
 
     @property
     def recent(self) -> tuple[EpochStats, ...]:
-        """The epochs of `stats`, with the same errors."""
+        """Return the same epochs as `stats`, and raise the same errors."""
         return tuple(self.stats())
 
 
 class Query:
-    """A running query: Spark's own ``StreamingQuery``, with ddflow's figures.
+    """A running query. A ``StreamingQuery`` of Spark that has the figures of ddflow in addition.
 
-    `awaitTermination` and `processAllAvailable` raise the ddflow error that ended it.
+    `awaitTermination` and `processAllAvailable` raise the ddflow error that ended the query.
 
     Attributes
     ----------
     ddflow : Epochs
-        The figures of its epochs.
+        The figures of the query's epochs.
     """
 
     def __init__(self, started: Any, feeder: BatchFeeder, session: Any, close: bool) -> None:
@@ -451,13 +457,13 @@ class Query:
 
     @property
     def name(self) -> str:
-        """The query's name, or its inputs. Spark's name is then empty, because two queries may not share one."""
+        """The name of the query, or the names of its inputs if it has none."""
         return self._feeder.name
 
     def awaitTermination(self, timeout: int | None = None) -> bool | None:
-        """Wait for the end of the query, and until its sinks have all epochs.
+        """Wait until the query has ended and its sinks have all epochs.
 
-        With ``close=True``, it closes all times after the query has ended by itself.
+        With ``close=True``, all times are closed after the query has ended by itself.
 
         Parameters
         ----------
@@ -467,7 +473,7 @@ class Query:
         Returns
         -------
         bool or None
-            With a ``timeout``, whether the query has ended, as in Spark.
+            With a ``timeout``, True if the query has ended, like in Spark.
 
         Raises
         ------
@@ -485,7 +491,7 @@ class Query:
         return ended
 
     def _finish(self) -> None:
-        """Close open times if asked to, and drain the sinks unless another process feeds them."""
+        """With ``close=True``, close all open times. Deliver all epochs to those sinks that this process feeds."""
         if self._close:
             self._close = False
             self._feeder.close_open_times(self._session)
@@ -493,7 +499,7 @@ class Query:
             self._feeder.drain_sinks(self._session)
 
     def processAllAvailable(self) -> None:
-        """Wait until all present input is committed. Raises the error that ended the query."""
+        """Wait until all input that is present now is committed. Raises the error that ended the query."""
         with self._translate_errors():
             self._query.processAllAvailable()
 
@@ -514,10 +520,10 @@ class Query:
             raise self._feeder.failure from error
 
     def stop(self) -> None:
-        """Stop the query, without closing any time.
+        """Stop the query, but do not close any time.
 
-        Spark replays a running batch when a query continues. A sink gets its missing epochs when the query, or a run,
-        continues.
+        When the query starts again, Spark repeats the batch that was running, and the sinks get the epochs that they
+        lack.
         """
         self._close, self._stopped = False, True
         self._query.stop()

@@ -1,9 +1,12 @@
-"""Run tasks on executors: route rows to partitions, compute a stage with or without a state, read committed files.
+"""Run tasks on executors.
 
-Files of a task stay unpublished until the driver commits, so a retried, repeated or killed task does no harm. With a
-state, each partition has one task per stage, which ends with its receipt. The receipts of a stage travel to the driver
-through the tasks of the next stage. Without a state, a task depends only on the rows of its partition.
-Limits: an executor may see another folder under the state's name; the task detects this before any work.
+Tasks route rows to partitions, compute a stage with or without a state, and read committed files.
+
+The files of a task belong to no version until the driver commits. So a task that is retried, repeated or killed changes
+no result. With a state, each partition has one task per stage, and the task ends with its receipt. The receipts of a
+stage reach the driver through the tasks of the next stage. Without a state, a task depends only on the rows of its
+partition. Limits: on an executor, the path of the state may lead to another folder. The task detects a wrong folder
+before it does any work.
 
 >>> import ddflow as dd
 >>> flow = dd.Flow()
@@ -49,15 +52,17 @@ from spark_bridge.types import from_spark_types, make_nullable, to_spark_types
 
 Batches = Iterable[pa.RecordBatch]
 BATCH_ROWS, BATCH_BYTES = 65_536, 32 << 20
-"""Most rows and bytes of one yielded batch (a single row may be larger)."""
+"""The maximum number of rows and of bytes in one yielded batch. A single row may be larger."""
 WAYS: Final = ("hit", "behind", "miss")
-"""Names of the ways that a task finds its partition."""
+"""The three ways in which a task finds its partition: open, open but behind the state, or not open."""
 _SEEN: Final = set[StateVersion]()
-"""Versions that this process has seen."""
+"""The versions of states that `check_state_visible` has already checked in this process."""
 
 
 def check_state_visible(version: StateVersion) -> None:
-    """Raise `StateRefused` with the name of this host unless it sees the version's manifest, or a later one. O(1).
+    """Raise `StateRefused` unless this host sees the manifest of this version or of a later version. O(1).
+
+    The error has the name of this host.
 
     A later manifest may belong to another state, so the task also compares its own files.
     """
@@ -68,7 +73,7 @@ def check_state_visible(version: StateVersion) -> None:
 
 
 class Task:
-    """A Spark task from batches to batches. It carries errors of ddflow to the driver."""
+    """A Spark task that maps batches to batches. The ddflow errors of the task reach the driver with all their data."""
 
     def __call__(self, batches: Batches) -> Iterator[pa.RecordBatch]:
         """Run the task."""
@@ -84,8 +89,8 @@ class Task:
 class RouteTask(Task):
     """The task that packs the rows of one input for their partitions.
 
-    ``names``: the column names by position. ``version``: a version that this host must see, or None. O(rows). Raises
-    `StateRefused`, and the errors of the router.
+    ``names``: the column names by position. ``version``: a version of the state that this host must be able to see, or
+    None. O(rows). Raises `StateRefused`, and the errors of the router.
     """
 
     router: Partitioner
@@ -101,21 +106,27 @@ class RouteTask(Task):
 
 @dataclass(frozen=True)
 class RedigestTask(Task):
-    """The task that digests the chunks of a replayed epoch by the columns of its first commit. O(rows)."""
+    """The task that computes digests of the chunks of a replayed epoch.
+
+    The digests cover the columns that the epoch had when it was committed.
+    """
 
     digests: PastSchemaDigests
 
     def run(self, batches: Batches) -> Iterator[pa.RecordBatch]:
-        """Digest the chunks."""
+        """Compute the digests of the chunks. O(rows)."""
         return map(self.digests, batches)
 
 
 @dataclass(frozen=True)
 class EpochStageTask(Task):
-    """The task that runs an epoch in one partition of a stage: from chunks to sums for later stages and receipts.
+    """The task that runs an epoch in one partition of a stage.
 
-    ``columns``: by input, the columns of its rows. ``stamp``: equal for flows that may share open partitions. ``most``:
-    the limit of open partitions in a worker. O(rows and updates). Raises the errors of `StagePartition`.
+    The task turns chunks into receipts and into sums for later stages.
+
+    ``columns``: the columns of the rows, by input. ``stamp``: the fingerprint of the flow; flows with the same stamp
+    may share open partitions. ``most``: the limit on open partitions in a worker. O(rows and updates). Raises the
+    errors of `StagePartition`.
     """
 
     cut: Stages
@@ -161,7 +172,7 @@ class EpochStageTask(Task):
                 yield self._pack_receipts(shuffle, receipt, number)
 
     def _open_part(self, number: int) -> tuple[StagePartition, str]:
-        """Return the partition, with "hit" if it was open, "behind" if it had to catch up, "miss" if it was opened."""
+        """Return the partition, and in which of the `WAYS` the task found it."""
         start, stage = self.start, self.stage
         at = start.inventory_name(stage, number)
         found = PARTS.take(self._part_key(number), (at, *start.list_past_inventories(stage, number)))
@@ -184,11 +195,13 @@ class EpochStageTask(Task):
 
 @dataclass(frozen=True)
 class StatelessStageTask(Task):
-    """The task that runs one partition of a stage without a state: from chunks to sums for later stages, or to updates.
+    """The task that runs one partition of a stage without a state.
 
-    ``output``: the output of the last stage, or None for earlier stages. Its updates have Spark's types. ``columns``:
-    as in `EpochStageTask`. O(rows and updates). Raises the errors of `compute_stage`, and `SchemaMismatch` for values
-    that Spark cannot take.
+    The task turns chunks into updates, or into sums for later stages.
+
+    ``output``: the output of the last stage, whose updates get Spark's types; None for earlier stages. ``columns``: see
+    `EpochStageTask`. O(rows and updates). Raises the same errors as `compute_stage`. Raises `SchemaMismatch` for values
+    that Spark's types cannot hold.
     """
 
     cut: Stages
@@ -203,7 +216,8 @@ class StatelessStageTask(Task):
         freeze_gc_objects()
         batches = (batch for batch in batches if batch.num_rows)
         for first in batches:
-            # The rows name the partition: the user may have merged tasks, or added others before them.
+            # The number of the partition is read from its rows. The number of the Spark task may differ, because users
+            # can add or merge tasks.
             yield from self._run_stage(itertools.chain([first], batches), first.column("to")[0].as_py())
 
     def _run_stage(self, batches: Batches, number: int) -> Iterator[pa.RecordBatch]:
@@ -222,10 +236,10 @@ class StatelessStageTask(Task):
 
 @dataclass(frozen=True)
 class SingleStageTask(Task):
-    """The task of a flow with one input, one output and a single stage: from rows to updates.
+    """The task of a flow with one input, one output and a single stage. The task turns rows into updates.
 
-    All rows of a key are in one partition, and columns have their names. O(rows) expected. Raises as
-    `StatelessStageTask`.
+    All rows of a key must be in one partition, and the columns must have the names of the input. O(rows) expected.
+    Raises the errors of `StatelessStageTask`.
     """
 
     cut: Stages
@@ -249,8 +263,8 @@ class SingleStageTask(Task):
 class UpdatesFile:
     """A committed file of updates.
 
-    ``folder``: the folder of outputs for a Parquet file, else None. ``columns``: the columns of the file if the output
-    has others now, else None.
+    ``folder``: the folder of outputs for a Parquet file, else None. ``columns``: the columns of the file, if the output
+    has other columns now, else None.
     """
 
     epoch: int
@@ -261,8 +275,8 @@ class UpdatesFile:
     def read(self, output: str, schema: pa.Schema, store: Callable[[], BatchStore]) -> pa.Table:
         """Read the rows of the file in the columns of ``schema``. O(bytes).
 
-        ``store``: opens the store that holds the file, unless it is in a folder. Raises `CorruptState`, and the errors
-        of the store.
+        ``store``: a function that opens the store with the file; not called for a file in ``folder``. Raises
+        `CorruptState`, and the errors of the store.
         """
         there = schema if self.columns is None else self.columns
         if self.folder is None:
@@ -274,7 +288,9 @@ class UpdatesFile:
 
 @dataclass(frozen=True)
 class ReadFilesTask(Task):
-    """The task that reads committed files of one output: from (name, length, digest) to rows in Spark's types.
+    """The task that reads committed files of one output.
+
+    The task gets (name, length, digest) and returns rows in Spark's types.
 
     ``folder``: the folder of Parquet files, else None. ``there``: the columns of the files, if they differ from
     ``schema``. O(bytes). Raises `CorruptState`, and the errors of the store.
@@ -311,7 +327,12 @@ class ReadFilesTask(Task):
 
 @dataclass(frozen=True)
 class ConvertFilesTask(Task):
-    """The task that converts committed files: from their numbers to bytes. Raises the errors of ``make``."""
+    """The task that converts committed files with ``make``.
+
+    The task gets indexes of files in ``blobs``, and returns bytes.
+
+    Raises the errors of ``make``.
+    """
 
     read: ReadFilesTask
     blobs: tuple[Blob, ...]
@@ -329,7 +350,10 @@ class ConvertFilesTask(Task):
 def _read_chunks(
     shuffle: ShuffleReader, batches: Batches
 ) -> tuple[dict[str, pa.RecordBatchReader], dict[int, pa.Table]]:
-    """Add all chunks, and return the rows of each input and the sums of each exchange for this stage."""
+    """Combine all chunks.
+
+    Return what this stage reads: the rows of each input and the sums of each exchange.
+    """
     for batch in batches:
         shuffle.add_chunks(batch)
     inputs = {name: reader for name in shuffle.cut.flow.inputs if (reader := shuffle.read_input(name)) is not None}
@@ -338,16 +362,20 @@ def _read_chunks(
 
 
 def to_spark_batches(table: pa.Table, output: str) -> Iterator[pa.RecordBatch]:
-    """Convert updates to Spark's types, in batches of bounded size; none for no rows. O(rows to cast)."""
+    """Convert updates to Spark's types, in batches of bounded size.
+
+    If there are no rows, there is no batch. O(rows to cast).
+    """
     width = max(table.nbytes // max(table.num_rows, 1), 1)
     for batch in table.to_batches(max_chunksize=max(min(BATCH_ROWS, BATCH_BYTES // width), 1)):
         yield to_spark_types(batch, f"output {output!r}")
 
 
 def freeze_gc_objects() -> None:
-    """Exempt permanent objects from this worker's garbage collector, which Spark calls after every task.
+    """Exempt permanent objects from the garbage collection of this worker, which Spark starts after every task.
 
-    It runs twice in a process: the second time it exempts the objects of the first task.
+    Only the first two calls in a process exempt objects. The second call exempts the objects that the first task
+    created.
     """
     if TaskContext.get() is not None and next(_BEGUN) < 2:
         gc.collect()
@@ -355,11 +383,11 @@ def freeze_gc_objects() -> None:
 
 
 _BEGUN: Final = itertools.count()
-"""Counter of stages that began in this process."""
+"""The number of calls of `freeze_gc_objects` in Spark tasks of this process."""
 
 
 def _task_number() -> int:
-    """Return the number of the task's partition."""
+    """Return the number of the Spark partition that this task processes."""
     context = TaskContext.get()
     return 0 if context is None else int(context.partitionId())
 

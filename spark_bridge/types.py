@@ -1,9 +1,9 @@
 """Convert types, rows and columns between a flow and Spark.
 
-``from_spark_types(to_spark_types(rows)) == rows``: each type has a transfer type that keeps all its values. Spark has
-no unsigned integers, one unit of time and no fixed widths. A type without a transfer type raises an error with the
-column's name before a job runs, because ``mapInArrow`` fails late. Nested fields are nullable, since a null struct has
-no children.
+Guarantees: ``from_spark_types(to_spark_types(rows)) == rows``. Each Arrow type has a *transfer type*: an Arrow type
+that can hold the same values and that Spark has, too. Spark has no unsigned integers, only one unit of time, and no
+fixed widths. If a column's type has no transfer type, an error with the name of the column is raised before a job runs.
+``mapInArrow`` would fail only during the job. Nested fields are nullable, because a null struct has no children.
 
 >>> find_transfer_type(pa.struct({"n": pa.uint64(), "at": pa.timestamp("s", "Europe/Zurich")}))
 StructType(struct<n: decimal128(20, 0), at: timestamp[us, tz=UTC]>)
@@ -53,7 +53,10 @@ _FIXED: tuple[tuple[Callable[[pa.DataType], bool], pa.DataType], ...] = (
 
 
 def find_transfer_type(kind: pa.DataType) -> pa.DataType | None:
-    """Return the Arrow type that carries values of ``kind`` to and from Spark; None if Spark has none. Pure."""
+    """Return the transfer type of ``kind``: the Arrow type that its values have on the way to and from Spark.
+
+    Return None if Spark has no suitable type. Pure.
+    """
     if any(test(kind) for test in _ITSELF):
         return kind
     for test, fixed in _FIXED:
@@ -94,15 +97,18 @@ def _make_type_nullable(kind: pa.DataType) -> pa.DataType:
 
 
 def build_transfer_schema(schema: pa.Schema, what: str) -> pa.Schema:
-    """Return the schema that carries rows of ``schema``. Raises `SpecError` for a column without a Spark type."""
+    """Return the schema with the transfer types of ``schema``.
+
+    Raises `SpecError` for a column whose type Spark does not have.
+    """
     fields = []
     for field in schema:
         kind = find_transfer_type(field.type)
         if kind is None:
             raise SpecError(
                 f"column {field.name!r} of {what}",
-                f"it is {field.type}, for which Spark has no type",
-                "project it to another type, or leave it out",
+                f"it is {field.type}, but Spark has no such type",
+                "project the column to another type, or omit it",
                 column=field.name,
             )
         fields.append(pa.field(field.name, kind))
@@ -110,18 +116,21 @@ def build_transfer_schema(schema: pa.Schema, what: str) -> pa.Schema:
 
 
 def to_spark_types(batch: pa.RecordBatch, what: str) -> pa.RecordBatch:
-    """Convert a batch to transfer types. O(rows) for the columns that need it. Raises `SchemaMismatch`."""
+    """Convert a batch to transfer types.
+
+    O(rows) time for the columns that need a conversion. Raises `SchemaMismatch`.
+    """
     schema = build_transfer_schema(batch.schema, what)
     columns = [_cast_column(c, f.type, f.name, what) for c, f in zip(batch.columns, schema, strict=True)]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def from_spark_types(table: pa.Table, schema: pa.Schema, what: str) -> pa.Table:
-    """Convert columns from Spark back to their types in ``schema``, by name.
+    """Convert columns from Spark back to their types in ``schema``, matched by name.
 
-    Columns in other than transfer types stay unchanged, for `ddflow.columns.schema.conform_to_schema` to check. O(rows)
-    for the columns that need it. ``schema``: nullable, see `make_nullable`. Raises `SchemaMismatch` if a value does not
-    fit.
+    A column that does not have its transfer type is left unchanged. `ddflow.columns.schema.conform_to_schema` checks
+    the column later. O(rows) time for the columns that need a conversion. ``schema`` has the columns, with nullable
+    nested fields (see `make_nullable`). Raises `SchemaMismatch` if a value does not fit.
     """
     for i, name in enumerate(table.column_names):
         at = schema.get_field_index(name)
@@ -139,41 +148,42 @@ def _cast_column(column: Any, kind: pa.DataType, name: str, what: str) -> pa.Arr
 
 
 def map_frames_to_inputs(flow: Any, frames: Any) -> Mapping[str, DataFrame]:
-    """Map DataFrames to a flow's inputs: ``frames``, or a single DataFrame if there is one input.
+    """Map DataFrames to the inputs of a flow. ``frames`` is a mapping, or a single DataFrame if the flow has one input.
 
     The mapping is sorted by name, because Spark's checkpoint identifies the sources of a query by position. Raises
-    `SpecError` if ``flow`` is no flow, and `NotArrow`, with the call to write, for a value that is no DataFrame.
+    `SpecError` if ``flow`` is not a flow, and `NotArrow` for a value that is not a DataFrame. The error shows the
+    correct call.
     """
     if isinstance(flow, Plan) and len(flow.inputs) == 1 and not isinstance(frames, Mapping):
         frames = dict.fromkeys(flow.inputs, frames)
     if not isinstance(flow, Plan) or not isinstance(frames, Mapping):
-        found = f"it is given a {type(flow).__name__} and a {type(frames).__name__}"
+        found = f"the arguments are a {type(flow).__name__} and a {type(frames).__name__}"
         inputs = f", for its inputs {list(flow.inputs)}" if isinstance(flow, Plan) else ""
-        raise SpecError("a flow on Spark", found, f"give the dd.Flow, then {{input: DataFrame}}{inputs}")
+        raise SpecError("a flow on Spark", found, f"pass the dd.Flow, then {{input: DataFrame}}{inputs}")
     for name, frame in frames.items():
         _check_frame(frame, f"rows for {name!r}")
     return dict(sorted(frames.items(), key=lambda each: str(each[0])))
 
 
 def _check_frame(frame: Any, asked: str) -> None:
-    """Raise `NotArrow` for a value that is no Spark DataFrame."""
+    """Raise `NotArrow` for a value that is not a Spark DataFrame."""
     if isinstance(frame, DataFrame):
         return
-    found, remedy = f"{type(frame).__name__} is no Spark DataFrame", "give a DataFrame"
+    found, remedy = f"{type(frame).__name__} is not a Spark DataFrame", "pass a DataFrame"
     if isinstance(frame, str):
-        found, remedy = f"{frame!r:.200} is text", f"give spark.table({frame!r:.200}), or spark.readStream.table(...)"
+        found, remedy = f"{frame!r:.200} is text", f"pass spark.table({frame!r:.200}), or spark.readStream.table(...)"
     elif type(frame).__module__.startswith("pyspark.pandas"):
-        found, remedy = "it is a pandas-on-Spark frame", "give frame.to_spark()"
+        found, remedy = "it is a pandas-on-Spark frame", "pass frame.to_spark()"
     elif hasattr(frame, "__arrow_c_stream__") or hasattr(frame, "__dataframe__"):
-        remedy = "give spark.createDataFrame(...) of it, or take it in without Spark: flow.open().step(...)"
+        remedy = "convert it with spark.createDataFrame(...), or ingest it without Spark: flow.open().step(...)"
     raise NotArrow(asked, found, remedy)
 
 
 def arrow_schema(frame: Any) -> pa.Schema:
     """Return the columns of a Spark DataFrame without running a job.
 
-    Raises `NotArrow` for a value that is no DataFrame, and `SchemaMismatch` for a type that does not survive a round
-    trip between Spark and Python.
+    Raises `NotArrow` for a value that is not a DataFrame. Raises `SchemaMismatch` for a type that would come back from
+    Spark as a different type.
     """
     _check_frame(frame, "the columns of a DataFrame")
     fields = []
@@ -181,14 +191,14 @@ def arrow_schema(frame: Any) -> pa.Schema:
         kind = parse_spark_type(field.dataType.jsonValue())
         if kind is None:
             asked, remedy = f"column {field.name!r} of a DataFrame", "cast it, or drop it, in the DataFrame"
-            found = f"it is {field.dataType.simpleString()}, which does not go to Python and back unchanged"
+            found = f"it is {field.dataType.simpleString()}, which cannot be sent to Python and back without a change"
             raise SchemaMismatch(asked, found, remedy)
         fields.append(pa.field(field.name, kind, field.nullable))
     return pa.schema(fields)
 
 
 def describe_type_difference(given: T.DataType, declared: pa.Field) -> str:
-    """Name the Spark types of a column and of its declaration, for the end of an error's text.
+    """Describe the Spark type that a column has, and the type that it should have. The text is appended to an error.
 
     >>> describe_type_difference(T.TimestampType(), pa.field("at", pa.timestamp("us")))
     ' (in Spark timestamp, declared timestamp_ntz)'
@@ -201,7 +211,10 @@ def describe_type_difference(given: T.DataType, declared: pa.Field) -> str:
 
 
 def spark_schema(schema: pa.Schema, what: str) -> T.StructType:
-    """Return the nullable Spark columns for rows of an Arrow schema. Raises `SpecError` for a type that Spark lacks."""
+    """Return the nullable Spark columns for rows of an Arrow schema.
+
+    Raises `SpecError` for a type that Spark does not have.
+    """
     kinds = {f.name: from_arrow_type(f.type, prefer_timestamp_ntz=True) for f in build_transfer_schema(schema, what)}
     return T.StructType([T.StructField(name, kind) for name, kind in kinds.items()])
 
@@ -214,7 +227,10 @@ class OutputSchemas(NamedTuple):
 
 
 def build_output_schemas(flow: Plan) -> dict[str, OutputSchemas]:
-    """Return the columns of all outputs, side outputs included. Raises `SpecError` for a type that Spark lacks."""
+    """Return the columns of all outputs, side outputs included.
+
+    Raises `SpecError` for a type that Spark does not have.
+    """
     schemas = {name: node.updates_schema(flow.time_type) for name, node in flow.outputs.items()}
     for name, (_, schema) in flow.side_outputs().items():
         schemas[name] = build_updates_schema(schema, flow.time_type)

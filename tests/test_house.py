@@ -1,8 +1,7 @@
-"""The house rules that a program can hold: imports, lengths, headers, words, and nothing of one machine.
+"""Test the rules for code that a program can check: imports, lengths, headers, words, and no names of machines.
 
-Floors are held by import-linter, as pyproject.toml says.
-Each test looks at every file that git knows or would add, and names the places that break its rule.  All of them read
-the same files, so what a file holds is found once: its text, its tree, the nodes of that, and what it imports.
+import-linter checks the layers that pyproject.toml lists. Each test here reads every file that git tracks or would add,
+and names the lines that break its rule. All tests read the same files, so each file is read and parsed only once.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""The notebooks: each runs in a fresh kernel of this interpreter, and prints what it has stored.
+"""Test the notebooks: each runs in a fresh kernel of this interpreter, and prints the stored output again.
 
-Pictures are only asked to be there.  Run as a program, this file runs all notebooks and stores what comes out.
+For pictures, the tests check only that they exist. Run this file as a program to run all notebooks and store their
+output.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What users see from outside is as it was recorded: public names, help of the command line, answers of workloads.
+"""Test that the public interface equals its recorded form: names, command-line help, and answers of workloads.
 
-Nothing here says what is right; other tests do.  These files show what a change did to the outside, line by line, so
-that what was not meant to change does not.  ``make golden`` records ``tests/golden/outside/`` anew; read its diff.
+Other tests check whether the interface is right. The recorded files show each change of the interface, line by line, so
+that no change is made by accident. ``make golden`` records ``tests/golden/outside/`` again; read its diff.
 """
 
 from __future__ import annotations

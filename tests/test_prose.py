@@ -1,6 +1,6 @@
-"""What readers read: links lead to a heading, named files exist, sentences are short, and some words are not used.
+"""Test the documentation: links lead to a heading, named files exist, sentences are short, and some words are absent.
 
-`codespell` holds the spelling (``make lint``).  Code is no prose: it is taken out first.
+`codespell` checks the spelling (``make lint``). The tests remove code before they check a text.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The site: it is built without a warning, every public name stands in its reference, and its pictures are as drawn."""
+"""Test the site: it builds without a warning, its reference has every public name, and its pictures are current."""
 
 from __future__ import annotations
 

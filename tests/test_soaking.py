@@ -1,4 +1,4 @@
-"""Runs that draw: a soak ends with its minutes and says what it did; a seed repeats what a run drew."""
+"""Test soaks and seeds: a soak ends after its minutes with a report, and a seed repeats the draws of a run."""
 
 from __future__ import annotations
 

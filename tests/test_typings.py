@@ -1,6 +1,6 @@
-"""The types of Arrow that mypy goes by: what ``typings`` names is there in the pyarrow that is installed.
+"""Test the type stubs of Arrow: every name in ``typings`` exists in the installed pyarrow.
 
-An array has what the arrays of some types have, as has a data type; so a member may be one of a subclass.
+The stubs of an array and of a data type have the members of all subclasses. So a member may exist only in a subclass.
 """
 
 from __future__ import annotations

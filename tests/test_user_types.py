@@ -1,4 +1,4 @@
-"""Pyright knows what a flow gives: each type that ``user_types`` says, and each mistake that it ignores."""
+"""Test that pyright infers each type that ``user_types`` asserts, and finds each mistake that ``user_types`` marks."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""Run the command line of ddflow: one verb per file, loaded on first use.
+"""Run the command line of ddflow. Each verb has its own file, which is loaded on first use.
 
-A verb ``v`` is a function ``v`` in ``ddflow/cli/v.py``, with its options as Typer annotations. `Verbs` loads and guards
-every verb, so a verb needs no error handling. This file and the tops of the verbs' files import nothing heavy, so
-``ddflow --version`` starts without Arrow and the compiler.
+A verb ``v`` is a function ``v`` in ``ddflow/cli/v.py``, with its options as Typer annotations. `Verbs` loads every verb
+and handles its exceptions, so a verb needs no error handling. This file and the top level of the verbs' files import
+neither Arrow nor the compiler, so ``ddflow --version`` starts fast.
 
-Guarantees: a failing verb prints one message on stderr, without a traceback. The exit code is 0 for success, 1 for a
+Guarantees: a verb that fails prints one message on stderr, without a traceback. The exit code is 0 for success, 1 for a
 refusal of ddflow, 2 for wrong usage, 70 for a bug, 130 if interrupted, 141 if stdout was closed, 143 if terminated.
-``--debug``, anywhere in the line, adds only the traceback.
+With ``--debug`` anywhere in the command line, the traceback is printed too.
 
 >>> from typer.testing import CliRunner
 >>> CliRunner().invoke(app, ["--version"]).output.startswith("ddflow ")
@@ -57,38 +57,44 @@ VERBS: Final = (
 )
 REFUSED, BUG, INTERRUPTED, NO_READER = 1, 70, 130, 141
 AGAIN: Final = 0.02
-"""Seconds until a signal is raised again after its exception was lost."""
+"""Seconds until a signal is raised a second time, if its first exception was lost."""
 
 
 WELCOME: Final = """\
 ddflow: upsert streams in, difference streams out
 
-Two files: which rows were added, removed or changed
+Compare two files: which rows were added, removed or changed
     ddflow compare monday.csv tuesday.csv --key id
 
-A file a day: the differences, with every retraction; or live counts
+One file a day: write differences, with every retraction; or live counts
     ddflow diff monday.csv tuesday.csv --key id -o changes.parquet
     ddflow count monday.csv tuesday.csv --key id --by city --net
 
-A question about them, in SQL
+Query files in SQL
     ddflow sql "select city, sum(n) n from t group by city" t=monday.csv:key=id
 
-Files that land, a Postgres, a topic: tables kept up to date from them
+Follow files, Postgres or a topic, and keep tables up to date
     ddflow run flow.py --state s --from 't=files:in/*.csv' --to t=sqlite:a.db#t
 
-A state that these left (--state): what is in it, an output live, a row's story
+Inspect a state (--state), watch an output live, explain a row
     ddflow inspect s
     ddflow watch s by_city
     ddflow why s id=17
 
-`ddflow VERB --help` has examples of a verb, `ddflow --help` lists all, and
+`ddflow VERB --help` shows examples, `ddflow --help` lists all verbs, and
 `ddflow --install-completion` lets Tab complete them.
 """
-"""The screen of ``ddflow`` alone: 80 columns and 24 lines, with commands whose verbs and options exist."""
+"""The text that ``ddflow`` without arguments prints.
+
+The text fits into 80 columns and 24 lines, and names only verbs and options that exist.
+"""
 
 
 class HelpWithoutTypes:
-    """Remove the types of flags and named arguments from the help: ``--version <bool>`` takes no value."""
+    """Remove the types of flags and named arguments from the help.
+
+    ``--version <bool>`` would look as if the flag took a value.
+    """
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Return the parameters of a command."""
@@ -104,11 +110,11 @@ class Verb(HelpWithoutTypes, TyperCommand):
 
 
 class Verbs(HelpWithoutTypes, TyperGroup):
-    """The group of all verbs, which loads each verb from its file and guards it."""
+    """The group of all verbs. The group loads each verb from its file, and handles the verb's exceptions."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        # Help and "did you mean" need only the names; get_command loads the verbs.
+        # Help and "did you mean" need only the names of verbs, so get_command loads a verb later.
         self.commands: Any = dict.fromkeys(VERBS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
@@ -156,7 +162,7 @@ def exit_on_errors(debug: bool, line: Sequence[str] = ()) -> Iterator[None]:
         _report_error("interrupted" + (f"; {error}" if str(error) else ""), debug)
         raise typer.Exit(INTERRUPTED) from None
     except BrokenPipeError:
-        # Python flushes stdout again at exit, and would fail.
+        # Python flushes stdout again at exit, and this flush would fail on a closed pipe.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(NO_READER) from None
     except DdflowError as error:
@@ -164,7 +170,7 @@ def exit_on_errors(debug: bool, line: Sequence[str] = ()) -> Iterator[None]:
         raise typer.Exit(REFUSED) from None
     except MemoryError as error:
         _report_error(
-            f"out of memory: {str(error).strip() or 'no more could be had'}; give smaller files, or more memory", debug
+            f"out of memory: {str(error).strip() or 'an allocation failed'}; use smaller files, or more memory", debug
         )
         raise typer.Exit(REFUSED) from None
     except Exception as error:
@@ -180,7 +186,7 @@ def exit_on_errors(debug: bool, line: Sequence[str] = ()) -> Iterator[None]:
 
 
 def _mask_message(message: str, line: Sequence[str]) -> str:
-    """Mask secrets in a message that may repeat words of the command line."""
+    """Mask secrets in a message, because it may repeat words of the command line."""
     from ddflow.storage.address import mask_address
 
     for word in (part for each in line for part in (each, each.partition("=")[2])):
@@ -209,12 +215,12 @@ def root(
     version: Annotated[
         bool, typer.Option("--version", help="Show the version.", is_eager=True, callback=_show_version)
     ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks. May stand after the verb, too.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks. Also works after the verb.")] = False,
 ) -> None:
-    """Upsert streams in, difference streams out.
+    """Turn upsert streams into difference streams.
 
     Exit codes: 0 done, 1 refused (the message says what was asked, what was found, what to do), 2 wrong usage,
-    70 a bug in ddflow, 130 interrupted, 141 the reader of the output has gone, 143 terminated.
+    70 a bug in ddflow, 130 interrupted, 141 the reader of the output closed it, 143 terminated.
     """
     if context.invoked_subcommand is None:
         say(WELCOME)
@@ -223,8 +229,8 @@ def root(
 def stop_on_signals() -> None:
     """Let SIGTERM end the process with an exception, so that half-written files are removed.
 
-    The exception of a signal is lost if C code calls Python and drops the exception, as LLVM does while it compiles a
-    kernel. In this case the signal is raised again after `AGAIN` seconds.
+    If C code calls Python and drops the exception, as LLVM does while it compiles a kernel, the signal would be lost.
+    In this case the signal is raised again after `AGAIN` seconds.
     """
 
     def stop(number: int, frame: Any) -> None:
@@ -256,16 +262,16 @@ def main() -> None:
 
 
 def _show_warning(message: Warning | str, *where: Any, **how: Any) -> None:
-    """Show a warning on one line, without its line of Python code."""
+    """Show a warning on one line; leave out the line of Python code that caused the warning."""
     given = message.args[0] if isinstance(message, Warning) and message.args else message
     say(f"ddflow: {format_for_shell(given if isinstance(given, str) else str(given))}", err=True)
 
 
 def _exit_process(code: Any) -> None:
-    """End the process with Python's own clean-up, but without the clean-up of C libraries.
+    """End the process with Python's clean-up, but without the clean-up of C libraries.
 
     If a verb stops halfway, Arrow's CSV reader may still read ahead. Arrow's exit handlers may then wait forever for a
-    read that its stopped pool has dropped (apache/arrow issues 43604 and 50482).
+    read that Arrow's stopped thread pool has dropped (apache/arrow issues 43604 and 50482).
     """
     atexit._run_exitfuncs()
     with suppress(OSError):

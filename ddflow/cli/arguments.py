@@ -1,7 +1,7 @@
 """Declare the arguments and options that verbs share: states, logs, inputs and outputs.
 
-`VerbOptions` holds the options of a verb that reads files. `with_options` gives them to the verb's function. The types
-before it, such as `State`, are options of a single kind.
+`VerbOptions` holds the options of a verb that reads files. `with_options` adds these options to a verb's function.
+Annotated types such as `State` each declare one option or argument.
 
 Guarantees: an option has the same name, meaning and help text in all verbs.
 Limits: this file only declares options; `ddflow/cli/plan.py` interprets them.
@@ -18,7 +18,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-_WINS, _GOES, _MERGES = "Which event of a key wins", "What deletes, what is no change", "How partial rows are merged"
+_WINS, _GOES, _MERGES = "Which event of a key wins", "What deletes, what is not a change", "How partial rows are merged"
 _OUT, _TIME, _ROWS, _STATE, _FILES = "Output", "Time", "Rows", "State", "Files"
 
 State = Annotated[
@@ -26,11 +26,16 @@ State = Annotated[
 ]
 Input = Annotated[
     str | None,
-    typer.Option("--input", metavar="NAME", show_default=False, help="Which input, where the state has several."),
+    typer.Option("--input", metavar="NAME", show_default=False, help="The input to use, if the state has several."),
 ]
 AsOf = Annotated[
     str | None,
-    typer.Option("--as-of", metavar="TIME", show_default=False, help="As it was at a time that is still kept."),
+    typer.Option(
+        "--as-of",
+        metavar="TIME",
+        show_default=False,
+        help="Use the contents as of this time, which the state must still keep.",
+    ),
 ]
 At = Annotated[
     str | None,
@@ -39,8 +44,9 @@ At = Annotated[
         metavar="TIME",
         show_default=False,
         rich_help_panel="State",
-        help="The time of the file, one file a run: a day (2026-11-26), a moment (2026-11-26T12:00Z) or a number. The "
-        "first run says which of these times are. Without: numbers go on, and for a day you are asked.",
+        help="The time of the file: a day (2026-11-26), a timestamp (2026-11-26T12:00Z) or a number. A run with --at "
+        "takes one file. The first run sets the type of the state's times. Without --at, numbers count up; a state "
+        "with days or timestamps requires it.",
     ),
 ]
 Full = Annotated[
@@ -49,7 +55,7 @@ Full = Annotated[
         "--full",
         metavar="FILE",
         show_default=False,
-        help="A file of the log that is full contents, as `ddflow replace` takes it: a name, a folder, or a "
+        help="A file of the log that holds full contents, like a file of `ddflow replace`: its name, its folder, or a "
         "pattern such as 'full-*.csv'. May be repeated.",
     ),
 ]
@@ -59,7 +65,7 @@ Scope = Annotated[
         "--scope",
         metavar="EXPR",
         show_default=False,
-        help="The scope of the files that --full names. Without: what the state says of each.",
+        help="The scope of the files that --full names. Without it, the state's record gives the scope of each file.",
     ),
 ]
 Rewriting = Annotated[
@@ -68,7 +74,7 @@ Rewriting = Annotated[
         "--memory",
         metavar="SIZE",
         show_default=False,
-        help="What may be taken, such as 512MB; without, some half a million rows at a time.",
+        help="The memory budget, such as 512MB. Without it, about half a million rows are rewritten at a time.",
     ),
 ]
 """The memory budget of a verb that rewrites a state."""
@@ -79,7 +85,7 @@ Types = Annotated[
         metavar="COLUMN=TYPE,...",
         show_default=False,
         rich_help_panel=_FILES,
-        help="Types of columns, in every file that has them: zip=string,total=decimal(12,2).",
+        help="Types of columns, for every file that has them: zip=string,total=decimal(12,2).",
     ),
 ]
 Output = Annotated[
@@ -89,19 +95,24 @@ Output = Annotated[
         "-o",
         metavar="FILE",
         show_default=False,
-        help="The file to write, of the kind its extension says; - for JSON lines on stdout. Without: a table on a "
-        "terminal, JSON lines into a pipe.",
+        help="The output file; its extension sets the format. - prints JSON lines on stdout. Without it, a terminal "
+        "gets the first rows as a table, and a pipe gets JSON lines.",
     ),
 ]
 Trust = Annotated[
     str,
     typer.Option(
-        "--trust", metavar="owner|group", help="group accepts a folder of another user, or that others can write to."
+        "--trust",
+        metavar="owner|group",
+        help="group also accepts a folder of another user, or one that others can write to.",
     ),
 ]
 
 OF_FULL_FILES = frozenset({"scope", "allow_empty", "max_absent"})
-"""Options of ``replace`` and ``count --full``. The next sets hold options of counts, states, merges and events."""
+"""Options of ``replace`` and ``count --full``.
+
+Each of the next sets holds the names of related options: of counts, of states, of merges, of events.
+"""
 OF_COUNTS = frozenset({"by", "name", "net"})
 OF_STATE = frozenset({"at", "epoch", "retain", "memory", "trust"})
 OF_MERGES = frozenset({"merge", "group", "versions", "derive"})
@@ -117,9 +128,9 @@ def _make_option(flags: str, metavar: str | None, panel: str, text: str, least: 
 
 @dataclass(frozen=True, kw_only=True)
 class VerbOptions:
-    """The options of a command line.
+    """The values of the shared options of a command line.
 
-    ``counts``: whether the verb counts rows. ``whole``: whether each file has full contents.
+    ``counts``: True if the verb counts rows. ``whole``: True if each file has full contents.
 
     >>> VerbOptions(inputs=[], key=["id"], time="at").holds_back
     True
@@ -136,9 +147,9 @@ class VerbOptions:
         list[str],
         typer.Argument(
             metavar="INPUT",
-            help="Files (.parquet, .csv, .tsv, .tab, .jsonl, .ndjson, .json, .arrow, .feather, .arrows; text also .gz "
-            "and .zst), folders of them, patterns ('days/*.csv'), s3:// addresses of any of these, or - for standard "
-            "input.",
+            help="Files (.parquet, .csv, .tsv, .tab, .jsonl, .ndjson, .json, .arrow, .feather, .arrows; text also with "
+            ".gz or .zst after it), folders of files, patterns ('days/*.csv'), s3:// addresses of any of these, or - "
+            "for standard input.",
         ),
     ] = field(default_factory=list)
     key: Annotated[
@@ -150,28 +161,31 @@ class VerbOptions:
             "--scope",
             "EXPR",
             _GOES,
-            "The files hold only the rows for which this SQL condition is true: others stay as they are.",
+            "The files hold all rows for which this SQL condition is true. Rows outside this scope stay unchanged.",
         ),
     ] = None
     allow_empty: Annotated[
         bool,
         _make_option(
-            "--allow-empty", None, _GOES, "Take a file without rows as well: it deletes every key (of the scope)."
+            "--allow-empty", None, _GOES, "Accept a file without rows, which deletes every key (in the scope)."
         ),
     ] = False
     max_absent: Annotated[
         str | None,
         _make_option(
-            "--max-absent", "N|P%", _GOES, "Stop at a file that would delete more keys than this: 100, or 50% of them."
+            "--max-absent",
+            "N|P%",
+            _GOES,
+            "Stop at a file that would delete more keys than this: a number (100), or a share of all keys (50%).",
         ),
     ] = None
     by: Annotated[
         list[str] | None,
         _make_option(
-            "--by", "COLUMNS", _ROWS, "The groups to count by: city, or city,year. Without: one count of all rows."
+            "--by", "COLUMNS", _ROWS, "The columns to group by: city, or city,year. Without it, one count of all rows."
         ),
     ] = None
-    name: Annotated[str, _make_option("--name", "NAME", _ROWS, "What the column of counts is called.")] = "count"
+    name: Annotated[str, _make_option("--name", "NAME", _ROWS, "The name of the column of counts.")] = "count"
     net: Annotated[bool, _make_option("--net", None, _OUT, "Write the final counts instead of their differences.")] = (
         False
     )
@@ -181,16 +195,24 @@ class VerbOptions:
             "--order-by",
             "COLUMNS",
             _WINS,
-            "The greatest of these wins, left to right, null smallest. Without: the last to arrive.",
+            "The event with the greatest values in these columns wins, compared left to right, null smallest. Without "
+            "it, the last event to arrive wins.",
         ),
     ] = None
     tie: Annotated[
-        str, _make_option("--tie", "last|first|greatest|error", _WINS, "Which of two events of equal order wins.")
+        str,
+        _make_option(
+            "--tie",
+            "last|first|greatest|error",
+            _WINS,
+            "Which of two events of equal order wins: the last or first to arrive, or the greatest row. error refuses "
+            "them.",
+        ),
     ] = "last"
     seq: Annotated[
         str | None,
         _make_option(
-            "--seq", "COLUMN", _WINS, "The integer column that counts arrivals, where the rows' own order is not it."
+            "--seq", "COLUMN", _WINS, "The integer column that counts arrivals, if the order of the rows does not."
         ),
     ] = None
     stale: Annotated[
@@ -199,13 +221,13 @@ class VerbOptions:
             "--stale",
             "drop|mark|side",
             _WINS,
-            "An event older than what its key holds: counted; or every event marked, or the stale ones, in a file of "
-            "their own.",
+            "What to do with an event older than the row of its key. drop only counts it. mark writes all events to "
+            "--stale-output, with a column _stale; side writes only the stale events.",
         ),
     ] = "drop"
     time: Annotated[
         str | None,
-        _make_option("--time", "COLUMN", _TIME, "Hold-back mode, by this column: int64, a timestamp or a date."),
+        _make_option("--time", "COLUMN", _TIME, "Use hold-back mode by this column: int64, a timestamp or a date."),
     ] = None
     lateness: Annotated[
         str | None,
@@ -213,13 +235,19 @@ class VerbOptions:
             "--lateness",
             "N",
             _TIME,
-            "Close times this far behind the greatest seen: a number in the column's unit, or 10s, 5min, 2h, 1d. 0 "
-            "for input sorted by time. Without: everything waits for the end.",
+            "Close times this far below the greatest time seen: a number in the column's unit, or 10s, 5min, 2h, 1d. "
+            "Use 0 for input sorted by time. Without it, all events wait for the end of the input.",
         ),
     ] = None
     late: Annotated[
         str,
-        _make_option("--late", "error|drop|advance", _TIME, "What becomes of an event whose time is closed already."),
+        _make_option(
+            "--late",
+            "error|drop|advance",
+            _TIME,
+            "What to do with an event whose time is already closed: stop, only count it, or set its time to the "
+            "frontier.",
+        ),
     ] = "error"
     tombstone: Annotated[
         str | None,
@@ -227,22 +255,33 @@ class VerbOptions:
             "--tombstone",
             "COLUMN[=VALUE]",
             _GOES,
-            "An event deletes where the column has this value (op=D), is true, or is not null.",
+            "An event deletes its key if the column has this value (op=D). Without a value: if it is true, or not "
+            "null.",
         ),
     ] = None
     delete: Annotated[
-        str | None, _make_option("--delete", "EXPR", _GOES, "An event deletes where this SQL condition is true.")
+        str | None, _make_option("--delete", "EXPR", _GOES, "An event deletes its key if this SQL condition is true.")
     ] = None
     null_key: Annotated[
-        str, _make_option("--null-key", "error|drop|keep", _GOES, "What becomes of an event whose key is null.")
+        str,
+        _make_option(
+            "--null-key",
+            "error|drop|keep",
+            _GOES,
+            "What to do with a row whose key is null: refuse it, drop it, or keep it like any other row.",
+        ),
     ] = "error"
     noop_ignore: Annotated[
-        list[str] | None, _make_option("--noop-ignore", "COLUMNS", _GOES, "Columns whose change alone is no change.")
+        list[str] | None,
+        _make_option("--noop-ignore", "COLUMNS", _GOES, "A row that differs only in these columns is not a change."),
     ] = None
     track: Annotated[
         list[str] | None,
         _make_option(
-            "--track", "COLUMNS", _GOES, "The only columns whose change is a change; the opposite of --noop-ignore."
+            "--track",
+            "COLUMNS",
+            _GOES,
+            "Only a row that differs in these columns is a change; the opposite of --noop-ignore.",
         ),
     ] = None
     merge: Annotated[
@@ -251,7 +290,8 @@ class VerbOptions:
             "--merge",
             "COLUMN=STRATEGY",
             _MERGES,
-            "Rows are partial: visits=sum, tags=union; default=last for the others; or just first_row.",
+            "Merge partial rows, by a strategy for each column: visits=sum, tags=union; default=last for all other "
+            "columns; or first_row alone.",
         ),
     ] = None
     group: Annotated[
@@ -260,7 +300,7 @@ class VerbOptions:
             "--group",
             "ORDER=COLUMNS",
             _MERGES,
-            "These columns are decided by an order of their own: paid_at=amount,currency.",
+            "Columns that have their own order column, which decides them: paid_at=amount,currency.",
         ),
     ] = None
     versions: Annotated[
@@ -269,7 +309,7 @@ class VerbOptions:
             "--versions",
             "row|cell",
             _MERGES,
-            "One order for the row, or one for each cell: then a late partial row fills what is older.",
+            "Keep one order for each row, or one for each cell, so that a late partial row fills the older cells.",
         ),
     ] = "row"
     derive: Annotated[
@@ -278,13 +318,16 @@ class VerbOptions:
             "--derive",
             "COLUMN=EXPRESSION",
             _MERGES,
-            "A column that is computed of the merged row: 'total=score + bonus'.",
+            "Compute a column from the merged row: 'total=score + bonus'.",
         ),
     ] = None
     filter_: Annotated[
         list[str] | None,
         _make_option(
-            "--filter", "EXPR", _ROWS, "Keep the rows for which this SQL condition is true. Several must all hold."
+            "--filter",
+            "EXPR",
+            _ROWS,
+            "Keep only rows for which this SQL condition is true. If repeated, all conditions must be true.",
         ),
     ] = None
     project: Annotated[
@@ -293,7 +336,7 @@ class VerbOptions:
             "--project",
             "COLUMNS|NAME=EXPR",
             _ROWS,
-            "Keep these columns: city,amount; or compute one: 'total=price * quantity'. May be repeated.",
+            "Keep only these columns: city,amount; or compute one: 'total=price * quantity'. May be repeated.",
         ),
     ] = None
     types: Annotated[
@@ -302,8 +345,8 @@ class VerbOptions:
             "--types",
             "COLUMN=TYPE,...",
             _ROWS,
-            "Types of input columns where those of the files, or guessed ones, will not do: "
-            "zip=string,total=decimal(12,2). A column may come in later files only.",
+            "Types of input columns, instead of the types in the files or guessed types: "
+            "zip=string,total=decimal(12,2). A column may first appear in a later file.",
         ),
     ] = None
     format: Annotated[
@@ -312,9 +355,9 @@ class VerbOptions:
             "--format",
             "FORMAT",
             _FILES,
-            "What the files are, whatever their names say: csv, tsv, jsonl, json, parquet, csv.gz, ... For standard "
-            "input; without, its first bytes tell. Or the message that each line is: debezium, debezium-flat, maxwell, "
-            "canal, wal2json, kcat:debezium, ...",
+            "The format of all files, whatever their names: csv, tsv, jsonl, json, parquet, csv.gz, ... Without it, "
+            "the name of a file or the first bytes of standard input decide. Or the format of the message on each "
+            "line: debezium, debezium-flat, maxwell, canal, wal2json, kcat:debezium, ...",
         ),
     ] = None
     on_bad: Annotated[
@@ -323,7 +366,7 @@ class VerbOptions:
             "--on-bad",
             "stop|drop",
             _FILES,
-            "What becomes of a message that cannot be read: the run stops, or it is counted and left out.",
+            "What to do with a message that cannot be read: stop the run, or count it and skip it.",
         ),
     ] = "stop"
     bad_output: Annotated[
@@ -332,7 +375,7 @@ class VerbOptions:
             "--bad-output",
             "FILE",
             _FILES,
-            "Where --on-bad drop writes those messages, each with its place and the reason.",
+            "The file for the messages that --on-bad drop skips, each with its position and the reason.",
         ),
     ] = None
     delimiter: Annotated[
@@ -341,7 +384,7 @@ class VerbOptions:
             "--delimiter",
             "CHARACTER",
             _FILES,
-            "What stands between the values of CSV: ';', '|', or tab. Without: a comma; in .tsv and .tab a tab.",
+            "The character between the values of CSV: ';', '|', or tab. Without it, a comma; in .tsv and .tab a tab.",
         ),
     ] = None
     null: Annotated[
@@ -350,17 +393,16 @@ class VerbOptions:
             "--null",
             "TEXT",
             _FILES,
-            "A value of CSV that means null where it is not in quotes, beside the empty one: NA. May be repeated.",
+            "A text that means null in CSV if it is not in quotes, such as NA. An empty field is always null. May be "
+            "repeated.",
         ),
     ] = None
     encoding: Annotated[
-        str, _make_option("--encoding", "NAME", _FILES, "Of text files: latin-1, cp1252, utf-16, ...")
+        str, _make_option("--encoding", "NAME", _FILES, "The encoding of text files: latin-1, cp1252, utf-16, ...")
     ] = "utf-8"
     decimal: Annotated[
         str,
-        _make_option(
-            "--decimal", "CHARACTER", _FILES, "What stands before the fraction of a number of CSV: . or a comma."
-        ),
+        _make_option("--decimal", "CHARACTER", _FILES, "The decimal separator of numbers in CSV: a point or a comma."),
     ] = "."
     dates: Annotated[
         list[str] | None,
@@ -368,8 +410,8 @@ class VerbOptions:
             "--dates",
             "FORM",
             _FILES,
-            "How dates and timestamps of text are written: '%d.%m.%Y', '%m/%d/%Y %H:%M', iso. Without: as ISO 8601 "
-            "says. May be repeated; a value is in the first that it looks like.",
+            "The format of dates and timestamps in text: '%d.%m.%Y', '%m/%d/%Y %H:%M', iso. Without it, ISO 8601. May "
+            "be repeated; the first format that matches a value applies.",
         ),
     ] = None
     thousands: Annotated[
@@ -378,7 +420,7 @@ class VerbOptions:
             "--thousands",
             "CHARACTER",
             _FILES,
-            "What stands between groups of three digits of a number of CSV: . or a comma, an apostrophe, a space.",
+            "The thousands separator of numbers in CSV: a point, a comma, an apostrophe or a space.",
         ),
     ] = None
     strict_columns: Annotated[
@@ -387,8 +429,8 @@ class VerbOptions:
             "--strict-columns",
             None,
             _FILES,
-            "Refuse files that add a column or lack one. Without: a new column is null in older rows, a missing one "
-            "is null there, and a line says which.",
+            "Refuse files that add a column or lack one. Without it, a new column is null in older rows, a missing "
+            "column is null in its file, and a line names both.",
         ),
     ] = False
     skip_bad_files: Annotated[
@@ -397,7 +439,7 @@ class VerbOptions:
             "--skip-bad-files",
             None,
             _FILES,
-            "Leave out files that cannot be read or whose rows are refused, say which and why, and go on.",
+            "Skip files that cannot be read or whose rows are refused, report each with the reason, and continue.",
         ),
     ] = False
     output: Annotated[
@@ -406,17 +448,17 @@ class VerbOptions:
             "--output/-o",
             "FILE",
             _OUT,
-            "The file to write, of the kind its extension says; - for JSON lines on stdout. Without: the first rows "
-            "as a table on a terminal, JSON lines into a pipe.",
+            "The output file; its extension sets the format. - prints JSON lines on stdout. Without it, a terminal "
+            "gets the first rows as a table, and a pipe gets JSON lines.",
         ),
     ] = None
     stale_output: Annotated[
-        Path | None, _make_option("--stale-output", "FILE", _OUT, "Where --stale mark or side writes those events.")
+        Path | None, _make_option("--stale-output", "FILE", _OUT, "The file for the events of --stale mark or side.")
     ] = None
     overwrite: Annotated[bool, _make_option("--overwrite", None, _OUT, "Replace output files that exist.")] = False
     as_json: Annotated[
         bool,
-        _make_option("--json", None, _OUT, "Print what was done as one JSON object on stdout; needs -o FILE."),
+        _make_option("--json", None, _OUT, "Print the result as one JSON object on stdout; requires -o FILE."),
     ] = False
     state: Annotated[
         str | None,
@@ -424,8 +466,8 @@ class VerbOptions:
             "--state",
             "FOLDER",
             _STATE,
-            "Continue the state in this folder, or s3://bucket/prefix; made if it is missing. Each file is its next "
-            "epoch.",
+            "Continue the state in this folder, or s3://bucket/prefix; a missing state is created. Each file is its "
+            "next epoch.",
         ),
     ] = None
     epoch: Annotated[
@@ -434,8 +476,8 @@ class VerbOptions:
             "--epoch",
             "N",
             _STATE,
-            "The first file is this epoch of the state. A committed epoch gives its rows again, so you can run the "
-            "same line again after a crash.",
+            "The epoch number of the first file. A committed epoch returns its rows again, so you can run the same "
+            "line again after a crash.",
             least=1,
         ),
     ] = None
@@ -446,34 +488,40 @@ class VerbOptions:
             "--retain",
             "N",
             _STATE,
-            "How far before the last time export --as-of and why --as-of can read, from here on: numbers, days, or of "
-            "moments their unit, mostly microseconds. Without: as before.",
+            "How far before the last time export --as-of and why --as-of can read, from this run on: in numbers, in "
+            "days, or in the unit of timestamps, mostly microseconds. Without it, unchanged.",
             least=0,
         ),
     ] = None
     memory: Annotated[
         str | None,
         _make_option(
-            "--memory", "SIZE", _STATE, "A budget for the state, such as 512MB; what does not fit stays in its files."
+            "--memory",
+            "SIZE",
+            _STATE,
+            "The memory budget of the state, such as 512MB; the part that does not fit stays in its files.",
         ),
     ] = None
     trust: Annotated[
         str,
         _make_option(
-            "--trust", "owner|group", _STATE, "group accepts a folder of another user, or that others can write to."
+            "--trust",
+            "owner|group",
+            _STATE,
+            "group also accepts a folder of another user, or one that others can write to.",
         ),
     ] = "owner"
     counts: bool = False
     whole: bool = False
 
     def list_given_options(self, of: Collection[str]) -> list[str]:
-        """List the options in ``of`` that differ from their defaults."""
+        """List those options of the set ``of`` whose values differ from their defaults."""
         asked = (each for each in fields(self) if each.name in of)
         return [f"--{each.name.replace('_', '-')}" for each in asked if getattr(self, each.name) != each.default]
 
     @property
     def holds_back(self) -> bool:
-        """Whether the options name a time column."""
+        """True if the options name a time column."""
         return self.time is not None
 
 
@@ -482,8 +530,8 @@ def with_options(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Make a verb from a function that takes a `VerbOptions` as ``ask``.
 
-    The verb keeps the other parameters of the function as its options, then adds the fields of `VerbOptions`: all
-    except ``without``, or ``only`` some.
+    All other parameters of the function become options of the verb. In addition, the verb gets an option for each field
+    of `VerbOptions` in ``only``, or by default for each field that is not in ``without``.
     """
 
     def decorate(verb: Callable[..., None]) -> Callable[..., None]:

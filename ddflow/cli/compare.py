@@ -1,7 +1,7 @@
 """Compare two files by key: the verb ``ddflow compare``.
 
-`ddflow/tools/compare.py` computes the differences. A file or a pipe gets its rows unchanged. A table on a terminal
-shows both values of a changed column in one cell.
+`ddflow/tools/compare.py` computes the differences. In a file or a pipe, each difference is one row. On a terminal, a
+table shows both values of a changed column in one cell.
 
 Guarantees: stdout carries only the differences; all other text goes to stderr.
 
@@ -22,11 +22,16 @@ from ddflow.cli.say import say, show_amount_progress
 from ddflow.terminal import format_count
 
 DIFFERENT, TROUBLE = 1, 2
-"""Exit codes of ``--exit-code``, like `diff`: rows differ, or the comparison failed."""
+"""Exit codes with ``--exit-code``, as in the Unix program ``diff``.
+
+``DIFFERENT`` means that rows differ, and ``TROUBLE`` means that the comparison failed.
+"""
 
 
-Before = Annotated[str, typer.Argument(metavar="BEFORE", show_default=False, help="A file, or a folder of files.")]
-After = Annotated[str, typer.Argument(metavar="AFTER", show_default=False, help="The same, as it is now.")]
+Before = Annotated[
+    str, typer.Argument(metavar="BEFORE", show_default=False, help="The old file, or a folder of files.")
+]
+After = Annotated[str, typer.Argument(metavar="AFTER", show_default=False, help="The new file, or a folder of files.")]
 Key = Annotated[
     list[str],
     typer.Option(
@@ -39,6 +44,23 @@ Key = Annotated[
 ]
 
 
+NullKey = Annotated[
+    str,
+    typer.Option(
+        "--null-key",
+        metavar="error|drop|keep",
+        help="What to do with a row whose key is null: refuse it, drop it, or keep it like any other row.",
+    ),
+]
+ExitCode = Annotated[
+    bool,
+    typer.Option(
+        "--exit-code",
+        help="Exit like the Unix program `diff`: 0 if no row differs, 1 if rows differ, 2 if the comparison fails.",
+    ),
+]
+
+
 @with_options(only=OF_TEXT)
 def compare(
     before: Before,
@@ -47,29 +69,25 @@ def compare(
     ask: VerbOptions,
     ignore: Annotated[
         list[str] | None,
-        typer.Option("--ignore", metavar="COLUMNS", show_default=False, help="Columns that are left out."),
+        typer.Option("--ignore", metavar="COLUMNS", show_default=False, help="Columns to leave out of the comparison."),
     ] = None,
-    null_key: Annotated[
-        str, typer.Option("--null-key", metavar="error|drop|keep", help="What becomes of a row whose key is null.")
-    ] = "error",
+    null_key: NullKey = "error",
     output: Output = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an output file that exists.")] = False,
-    exit_code: Annotated[
-        bool,
-        typer.Option("--exit-code", help="End as `diff` does: 0 no row differs, 1 some do, 2 they cannot be compared."),
-    ] = False,
+    exit_code: ExitCode = False,
     types: Types = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="How many rows differ, as one JSON object, in the place of the rows.")
+        bool, typer.Option("--json", help="Print how many rows differ as one JSON object, instead of the rows.")
     ] = False,
 ) -> None:
-    """Compare two files by key: which rows were added, removed or changed, and what their values were and are.
+    """Compare two files by key: show the rows that were added, removed or changed, with their old and new values.
 
     Each difference is a row: the key, `_change` (added, removed, changed), `_changed` (the columns that differ), and
-    each other column twice, as `NAME_before` and `NAME_after`. They are sorted by key. A key that is null or
-    occurs twice in a file is an error. A column that only one file has is null in the other, and named on stderr.
+    every other column twice, as `NAME_before` and `NAME_after`. The rows are sorted by key. A key that is null or
+    occurs twice in a file is an error. If only one file has a column, the column is null for the other file, and a
+    message on stderr names it.
 
-    Exit codes: 0 done, whether rows differ or not; with `--exit-code` as that says.
+    The exit code is 0 when the verb is done, whether rows differ or not. See also `--exit-code`.
 
     Examples:
 

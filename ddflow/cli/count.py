@@ -2,8 +2,8 @@
 
 `ddflow/cli/file_run.py` does the work.
 
-Guarantees: when a group's count changes, its old count leaves and its new count enters at the same time. A group whose
-count becomes zero leaves.
+Guarantees: when a group's count changes, one step retracts its old count and asserts its new count. A group whose count
+becomes zero has no row.
 
 >>> count.__name__
 'count'
@@ -21,20 +21,20 @@ from ddflow.cli.arguments import VerbOptions, with_options
 def count(
     ask: VerbOptions,
     full: Annotated[
-        bool, typer.Option("--full", help="Each file holds all rows: a key that it does not name is deleted.")
+        bool, typer.Option("--full", help="Each file holds all rows: a key that the file lacks is deleted.")
     ] = False,
 ) -> None:
     """Count the live rows of a history of upserts by group, incrementally.
 
-    At each time at which a group's count changes, the old count leaves (`_diff` -1) and the new one enters
-    (`_diff` 1). A group without rows has no count. `--net` writes the final counts alone.
+    Whenever a group's count changes, the old count leaves (`_diff` -1) and the new count enters (`_diff` 1). A group
+    without rows has no count. `--net` writes only the final counts.
 
-    A key counts until a row deletes it. With `--full` each file holds *all* rows of its time, as in `ddflow replace`:
-    a key that it does not name is deleted, and `--scope`, `--allow-empty` and `--max-absent` mean what they mean there.
+    A key counts until a row deletes it. With `--full` each file holds *all* rows of its time: a key that the file
+    lacks is deleted. `--scope`, `--allow-empty` and `--max-absent` then work like in `ddflow replace`.
 
     The two modes are those of `ddflow diff`: each file is one epoch, or with `--time` events wait for their time.
 
-    `--state` continues a state, as in `ddflow diff`.
+    `--state` continues a state, like in `ddflow diff`.
 
     Examples:
 

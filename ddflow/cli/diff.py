@@ -2,8 +2,8 @@
 
 `ddflow/cli/file_run.py` does the work.
 
-Guarantees: the output holds the updates of the collection that the options describe, in ascending order of time. Their
-sum is the collection.
+Guarantees: the options describe a collection, and the output holds the updates of this collection, in ascending order
+of time. The sum of these updates is the collection.
 
 >>> diff.__name__
 'diff'
@@ -14,24 +14,24 @@ from ddflow.cli.arguments import OF_COUNTS, OF_FULL_FILES, VerbOptions, with_opt
 
 @with_options(without=OF_COUNTS | OF_FULL_FILES)
 def diff(ask: VerbOptions) -> None:
-    """Turn a history of upserts into differences: each change with its own retraction.
+    """Turn a history of upserts into differences: each change with its retraction.
 
-    Every row of the input says "this key now has these values", or that it is gone. Every row of the output says
-    that a row enters (`_diff` 1) or leaves (`_diff` -1) the collection at `_time`.
+    Every row of the input says that a key now has these values, or that the key is deleted. Every row of the output
+    says that a row enters (`_diff` 1) or leaves (`_diff` -1) the collection at `_time`.
 
     **Epoch mode**, the default: each file is one epoch, in the order given, and `_time` is 1, 2, 3, ... An event below
     the order of its key (`--order-by`) is stale, however late it arrives.
 
-    A key stays until a row deletes it. Where each file holds all rows, use `ddflow replace`.
+    A key stays until a row deletes it. If each file holds all rows, use `ddflow replace`.
 
-    **Hold-back mode**, with `--time`: `_time` is the event's own. Events wait until their time is closed: at the end
-    of input, or with `--lateness` once times that much greater have been seen.
+    **Hold-back mode**, with `--time`: `_time` is the time of the event. An event waits until its time is closed. That
+    is at the end of the input, or with `--lateness N` when ddflow has seen a time that is greater by N.
 
-    Columns may come and go from file to file: a line says which. A bad file stops the run before anything of it is
-    written, or is left out with `--skip-bad-files`.
+    Files may have different columns. A message names the new and the missing columns. A bad file stops the run before
+    any of its rows is written. With `--skip-bad-files` the run skips the file.
 
-    With `--state` the run continues a state and leaves it to the next run. Give it the new files only. Each is an
-    epoch, committed whole. With `--at 2026-11-26` a run takes one file, and `_time` is that day.
+    With `--state` the run continues a state, and the next run continues from there. Pass only the new files. Each file
+    is one epoch, committed as a whole. With `--at 2026-11-26` a run takes one file, and `_time` is that day.
 
     Examples:
 

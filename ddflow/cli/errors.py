@@ -1,13 +1,13 @@
 """Explain a class of errors and its remedy: the verb ``ddflow errors``.
 
-The text is the docstring of the class, which the site shows as well (`ddflow/errors/__init__.py`).
+The verb prints the docstring of the class in `ddflow/errors/__init__.py`. The documentation site shows the same text.
 
 >>> errors("SinkAhead")
 SinkAhead: A target has an epoch that is not in this state's history, or a second process writes to it.
 <BLANKLINE>
-It is so after a rollback, or after a state was restored from an older copy.
+The cause may be a rollback, or a state that was restored from an older backup.
 <BLANKLINE>
-Remedy: stop the other writer; then `ddflow sync` gives the target the difference.
+Remedy: stop the other writer; then run `ddflow sync`, which writes the difference to the target.
 """
 
 import json
@@ -19,12 +19,14 @@ from ddflow.cli.say import say
 
 
 def errors(
-    name: Annotated[str | None, typer.Argument(help="A class, such as NullKey; all of them without it.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    name: Annotated[
+        str | None, typer.Argument(help="An error class, such as NullKey. Without it, all classes are listed.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Say what an error means, and what to do.
+    """Explain what an error means, and what to do.
 
-    An error that a Python program shows has its class in front, as in `ddflow.errors.NullKey: ...`.
+    Python prints the class of an error before its message, as in `ddflow.errors.NullKey: ...`.
 
     Examples:
 
@@ -41,7 +43,7 @@ def errors(
     name = None if name is None else name.removeprefix("ddflow.errors.")
     if name is not None and name not in every:
         near = "".join(f"did you mean {each}? " for each in get_close_matches(name, every, 1))
-        raise SpecError(f"errors {name}", "there is no such class", f"{near}ddflow errors lists them")
+        raise SpecError(f"errors {name}", "there is no such class", f"{near}run ddflow errors to list all classes")
     if as_json:
         shown = [each._asdict() for each in every.values() if name in (None, each.name)]
         say(json.dumps(shown if name is None else shown[0]))

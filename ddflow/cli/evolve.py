@@ -29,7 +29,7 @@ Types = Annotated[
         "--types",
         metavar="COLUMN=TYPE,...",
         show_default=False,
-        help="The columns that change, each with its new type. May be repeated.",
+        help="The columns to change or add, each with its new type. May be repeated.",
     ),
 ]
 DropOutput = Annotated[
@@ -38,7 +38,7 @@ DropOutput = Annotated[
         "--drop-output",
         metavar="NAME",
         show_default=False,
-        help="An output to take out, with all that only it needs. May be repeated.",
+        help="An output to remove, with everything that only this output needs. May be repeated.",
     ),
 ]
 DropInput = Annotated[
@@ -47,7 +47,7 @@ DropInput = Annotated[
         "--drop-input",
         metavar="NAME",
         show_default=False,
-        help="An input to take out, of which no output is made that stays. May be repeated.",
+        help="An input to remove. No remaining output may read it. May be repeated.",
     ),
 ]
 
@@ -60,39 +60,38 @@ def evolve(
     input: Input = None,
     memory: Rewriting = None,
     trust: Trust = "owner",
-    as_json: Annotated[bool, typer.Option("--json", help="What was done as one JSON object.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
 ) -> None:
-    """Rewrite a state so that columns have wider types, or take outputs and inputs out of it.
+    """Rewrite a state so that columns have wider types, or remove outputs and inputs from it.
 
-    A feed's column may grow out of its type: a number gets a fraction, an id gets letters. The state refuses such
-    values, so this rewrites it. Rows, counts, history and waiting events are cast and hashed again, and published as
-    another version of the same epoch. Updates from then on carry the new type, retractions too.
+    A column of a source may outgrow its type: a number gets a fraction, an id gets letters. The state refuses such
+    values until this verb has rewritten it. The verb converts and hashes all rows, counts, history and waiting events
+    again. The result is another version of the same epoch. Later updates have the new types.
 
-    What a column may become:
+    Allowed changes of a column:
 
-    * an integer: a wider integer, decimal(p,s), double, text. Every value must fit: of 64 bits, only some are a double
+    * an integer: to wider integer, decimal(p,s), double, text. Every value must fit the new type
 
-    * a decimal: one of more digits, text. A float: double
+    * a decimal: to a decimal with more digits, text. A float: to a double
 
-    * a date: timestamp, text. A timestamp: one of a finer unit
+    * a date: to timestamp, text. A timestamp: to a timestamp with a finer unit
 
-    * a boolean, a time of day, a UUID: text
+    * a boolean, a time of day, a UUID: to text
 
-    A column that the state has not is added, null in all rows, and stays. A name near another's is refused, because it
-    may be misspelled. Keys and the columns that decide who wins never change. Where an expression of the plan would
-    mean something else, it is named. Wider integers, floats and large text need no rewriting: they are also taken when
-    the state is opened with them.
+    A column that the state lacks is added, and is null in all existing rows. A name that is similar to an existing name
+    is refused, because it may be misspelled. Keys and the columns that decide which event wins never change. If an
+    expression of the plan would get another meaning, the verb refuses the change and names the expression. Wider
+    integers, floats and large text need no rewriting: opening the state with these types is enough.
 
-    `--drop-output` drops an output, with what its operators hold for no other output, and its updates that are kept.
-    `ddflow gc` frees their files. Then a flow without the output opens the state. An output that has a sink is refused
-    until `ddflow sync --detach` forgets the sink, whose table stays as it is. Inputs stay, also those that no output is
-    made of any more.
+    `--drop-output` removes an output, its stored updates, and the contents of operators that only this output needs.
+    `ddflow gc` frees the files. Open the state with a flow without the output. Inputs stay, even without outputs. An
+    output with a sink is refused until `ddflow sync --detach` forgets the sink, whose table does not change.
 
-    `--drop-input` drops an input, with its rows, its waiting events, its `.bad`, `.events` and `.stale` outputs, and
-    the position of its source, and with outputs that are made of it. What became of its events stays counted.
+    `--drop-input` removes an input with its rows, its waiting events, its `.bad`, `.events` and `.stale` outputs, and
+    the position of its source. Drop the outputs that read the input in the same call. Counts of verdicts stay.
 
-    A writer is fenced. If a writer commits first, it wins, and nothing happens here. A plan with functions of one's own
-    is evolved from Python: `dd.evolve(state, flow=flow)`.
+    A writer is fenced. If a writer commits first, the writer wins, and nothing changes here. If a plan has Python
+    functions, evolve it from Python: `dd.evolve(state, flow=flow)`.
 
     Examples:
 
@@ -105,9 +104,11 @@ def evolve(
     * `ddflow evolve state/shop --drop-output customers --drop-input customers`
     """
     if bool(types) == bool(drop_output or drop_input):
-        raise typer.BadParameter("give columns that change (--types), or what goes (--drop-output, --drop-input)")
+        raise typer.BadParameter(
+            "pass either columns to change (--types), or names to remove (--drop-output, --drop-input)"
+        )
     if not types and input is not None:
-        raise typer.BadParameter("--input says whose columns --types are; an input that goes is --drop-input NAME")
+        raise typer.BadParameter("--input names the input of --types; to remove an input, pass --drop-input NAME")
 
     from ddflow.columns.casts import parse_types
     from ddflow.partitions.evolve import evolve
@@ -129,18 +130,18 @@ def _report_result(state: str, done: EvolutionResult) -> None:
 
     for name, columns in done.columns.items():
         for column, (was, now) in columns.items():
-            say(f"{column} of {name} is {now}" + (", and is new" if was is None else f", and was {was}"))
+            say(f"{column} of {name} is {now}" + (" (new)" if was is None else f" (before: {was})"))
     for name in done.outputs:
-        say(f"{name} is no output of {state} any more")
+        say(f"{name} is no longer an output of {state}")
     for name in done.inputs:
-        say(f"{name} is no input of {state} any more")
+        say(f"{name} is no longer an input of {state}")
     for name in done.unused:
-        say(f"no output is made of the input {name} now; it stays, and its events are judged and counted as before")
-        say(f"to take it out, too: ddflow evolve {shlex.quote(mask_address(state))} --drop-input {shlex.quote(name)}")
+        say(f"no output reads the input {name} now; it stays, and its events still get verdicts and are counted")
+        say(f"to remove it too: ddflow evolve {shlex.quote(mask_address(state))} --drop-input {shlex.quote(name)}")
     if done.outputs or done.inputs:
-        say(f"{format_size(done.freed)} are free once ddflow gc has deleted the versions before (epoch {done.epoch})")
+        say(f"ddflow gc frees {format_size(done.freed)} when it deletes the older versions (epoch {done.epoch})")
     elif done.columns:
         moved = f"{format_count(done.versions, 'row')} and {format_count(done.pending, 'waiting event')} rewritten"
         say(f"{state}: {moved} (epoch {done.epoch})")
     else:
-        say(f"{state} has these columns already (epoch {done.epoch})")
+        say(f"{state} already has these columns (epoch {done.epoch})")

@@ -25,7 +25,7 @@ def export(
     state: State,
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="NAME", show_default=False, help="Outputs or inputs. Without: all outputs."),
+        typer.Argument(metavar="NAME", show_default=False, help="Outputs or inputs. Without it, all outputs."),
     ] = None,
     output: Annotated[
         Path | None,
@@ -34,19 +34,20 @@ def export(
             "-o",
             metavar="FOLDER|FILE",
             show_default=False,
-            help="A folder for NAME.parquet, here by default; or a file, of the kind its extension says.",
+            help="A folder for the files NAME.parquet, by default the current one; or one file, whose extension sets "
+            "the format.",
         ),
     ] = None,
     as_of: AsOf = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that exist.")] = False,
     trust: Trust = "owner",
-    as_json: Annotated[bool, typer.Option("--json", help="Say what was written as one JSON object.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
 ) -> None:
-    """Write the collections of a state as Parquet, or CSV, JSON lines or Arrow.
+    """Write the collections of a state to Parquet, CSV, JSON lines or Arrow files.
 
-    Rows are those of the last commit, or as of an earlier time that is still kept. Where rows may repeat, each is
-    written once, with its number in a column `_diff`. Rows are read range by range, so you can export a state larger
-    than memory. A writer may continue meanwhile.
+    The rows are those of the last commit, or of an earlier time that the state still keeps. If rows may repeat, each
+    row is written once, with its multiplicity in a column `_diff`. Rows are read range by range, so you can export a
+    state larger than memory. A writer may continue meanwhile.
 
     Examples:
 
@@ -86,21 +87,21 @@ def _choose_path(name: str, output: Path | None, many: int) -> Path:
     from ddflow.errors import UnwritableOutput
 
     if str(output) == "-":
-        raise typer.BadParameter("export writes files: give -o a folder or a file")
+        raise typer.BadParameter("export writes files: pass a folder or a file to -o")
     folder = Path() if output is None else output
     if output is not None and output.suffix and not output.is_dir():
         if many > 1:
-            raise typer.BadParameter(f"{many} collections do not go into one file: give -o a folder, or one NAME")
+            raise typer.BadParameter(f"one file cannot hold {many} collections: pass a folder to -o, or only one NAME")
         return output
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UnwritableOutput(f"write to {folder}", str(error.strerror), "give another folder") from None
+        raise UnwritableOutput(f"write to {folder}", str(error.strerror), "choose another folder") from None
     return folder / f"{file_name(name)}.parquet"
 
 
 def file_name(name: str) -> str:
-    """Return the file name of a collection: its name if that is safe, else its safe part and a digest."""
+    """Return the name of a collection if it is a safe file name, else its safe part and a digest."""
     from ddflow.connectors.parquet.folder import build_folder_name
 
     return name if re.fullmatch(r"\w[\w.-]{0,99}", name) else build_folder_name(name)

@@ -1,10 +1,11 @@
 """Run `diff`, `count` or `replace`: read files, feed them to a flow, and write the output.
 
-`FileRun` opens the files and builds the flow. `FileFeed` ingests the files, and `run_files` ties both to the output. On
-a state each file is an epoch, and a repeated epoch gives its rows again. Without a state everything else is the same.
+`FileRun` opens the files and builds the flow. `FileFeed` ingests the files. `run_files` connects `FileRun` and
+`FileFeed` to the output. With a state each file is an epoch. If a file is passed again, its epoch is not ingested
+again, and its rows are written again.
 
 Guarantees: an output gets its name only when it is complete. A run that stops halfway on a state reports the committed
-epochs and how to continue. The state takes over the columns of the files.
+epochs and how to continue. A new column of the files is added to the state.
 
 >>> load_state_input("there/is/no/state", "owner") is None
 True
@@ -70,15 +71,15 @@ from ddflow.time import CLOSED, INT64, NEVER, Time, find_time_type, time_to_int6
 from ddflow.tools.merge_on_read import feed_log_part
 
 FULL: Final = {True: "add --full", False: "use ddflow replace"}
-"""The remedy for files that look full: with and without counts."""
-ASK: Final = "say which {what} the file is of: --at '{later}'; one file for each run"
-"""The remedy for a file without a time."""
+"""The two hints for files that look like full contents: for runs with counts, and for runs without counts."""
+ASK: Final = "pass the {what} of the file: --at '{later}'; one file for each run"
+"""The hint for a file without a time."""
 
 
 class FileRun:
-    """The opened files of a request, and its flow.
+    """The opened files of a command line, and the flow that the command line describes.
 
-    ``bound``: the input of its state; None without a state and for a new state. ``skipped``: the files left out.
+    ``bound``: the input of the state; None without a state and for a new state. ``skipped``: the skipped files.
     """
 
     def __init__(self, ask: VerbOptions) -> None:
@@ -89,7 +90,7 @@ class FileRun:
         self.flow = self._build_flow()
 
     def _open_files(self) -> MultiFileReader:
-        """Open the files with their columns and those in the state; report columns that appear and disappear."""
+        """Open the files with their columns and the columns of the state; report new and missing columns."""
         ask, how = self.ask, build_run_file_options(self.ask, self.skipped)
         if parse_format(ask.format) is None:
             required = [*parse_column_names(ask.key), *([ask.time] if ask.time else [])]
@@ -133,11 +134,11 @@ class FileRun:
                 raise
             verb = f"ddflow run FLOW.PY --state {shlex.quote(mask_address(ask.state))}"
             raise replace_error_texts(
-                error, fix=error.fix + f"; a state of your own flow goes on with it: {verb}"
+                error, fix=error.fix + f"; if your own flow made the state, continue with it: {verb}"
             ) from None
 
     def open_output(self) -> RowOutput:
-        """Open the output of the rows. Raises `OutputExists`, `UnwritableOutput`."""
+        """Open the output to which the rows are written. Raises `OutputExists`, `UnwritableOutput`."""
         ask, rows = self.ask, self.flow.outputs[OUT].schema
         if ask.output not in (None, "-"):
             self._refuse_input_as_output(Path(str(ask.output)))
@@ -146,7 +147,7 @@ class FileRun:
         )
 
     def open_side_outputs(self) -> dict[str, FileOutput]:
-        """Open the files for the outputs that ``--stale`` and ``--on-bad`` add, by output."""
+        """Open the files of ``--stale`` and ``--on-bad``. The result maps the outputs of these options to the files."""
         out = dict[str, FileOutput]()
         for name, (_, schema) in self.flow.side_outputs().items():
             path = self.ask.bad_output if name == f"{INPUT}.bad" else self.ask.stale_output
@@ -170,14 +171,15 @@ class FileFeed:
 
     @property
     def next_epoch(self) -> int | None:
-        """The epoch number of the next file; None without a state."""
+        """The epoch number of the next file, or None if the run has no state."""
         return None if self.first is None else self.first + self.done
 
     def ingest_files(self, replayed: Sequence[Any] | None = None, least: int = NEVER) -> Iterator[dd.Step]:
-        """Ingest each file, as a committed epoch if there is a state, and yield its steps.
+        """Ingest each file and yield the steps of the file. With a state, each file is a committed epoch.
 
-        An epoch is committed before its last step is yielded. ``replayed``: the files as parts of a log, by default as
-        the options say. ``least``: the minimum time of the last file in epoch mode.
+        An epoch is committed before its last step is yielded. ``replayed`` gives the files as parts of a log. If
+        ``replayed`` is not given, the options decide whether a file has full contents. ``least`` is a lower bound for
+        the time of the last file in epoch mode.
         """
         parts, skipped, files = replayed, self.run.skipped, self.files.files
         if parts is None:
@@ -202,7 +204,7 @@ class FileFeed:
                 yield step
 
     def _step_file(self, file: str, part: Any, time: int) -> dd.Step:
-        """Ingest a file of epoch mode as one step, and commit it. ``part``: the file, perhaps with a mark."""
+        """Ingest a file of epoch mode as one step, and commit it. ``part``: the file, or a mark such as `dd.Full`."""
         engine, ask = self.engine, self.ask
         reader = pa.RecordBatchReader.from_batches(self.files.columns(file), read_rows(self.files, file, self.tick))
         part = replace(part, rows=reader) if isinstance(part, MARKS) else reader
@@ -216,7 +218,7 @@ class FileFeed:
         return step
 
     def _push_file(self, ready: FileBatches) -> Iterator[dd.Step]:
-        """Push a file of hold-back mode, close the times seen after the last file, and commit."""
+        """Push a file of hold-back mode and commit it. After the last file, close every time that has occurred."""
         engine, receipt, row, calls = self.engine, self._find_receipt(), 0, 0
         for batch in ready.batches:
             yield self._push_rows(ready.file, row, {INPUT: batch})
@@ -242,7 +244,10 @@ class FileFeed:
             return self.engine.push(rows, epoch=self.next_epoch)
 
     def _find_close_time(self, ready: FileBatches) -> int | None:
-        """Return the time to close after a file, or None. Without a state, the last file closes all times."""
+        """Return the time before which all times close after a file, or None if no time closes.
+
+        Without a state, the last file closes all times.
+        """
         if not ready.last or self.ask.state is None:
             return CLOSED if ready.last else None
         seen = self.engine.dataflow.admissions[INPUT].greatest
@@ -254,7 +259,7 @@ class FileFeed:
 
     @property
     def _receipts(self) -> Sequence[Epoch]:
-        """Receipts of the committed epochs that can be given again."""
+        """The receipts of those committed epochs whose rows can be written again."""
         return () if self.engine.durable is None else self.engine.durable.log.manifest_log.manifest.receipts
 
     def _find_receipt(self) -> Epoch | None:
@@ -262,7 +267,7 @@ class FileFeed:
         return next((each for each in self._receipts if each.epoch == self.next_epoch), None)
 
     def _find_epoch_at(self) -> int | None:
-        """Return the committed epoch with the time of ``--at``, so that the same line can run again; None without."""
+        """Return the committed epoch with the time of ``--at``, or None. So the same command line can run again."""
         kind, at = self.engine.flow.time_type, None if self.ask.at is None else _parse_time(self.ask.at)
         if at is None or find_time_type(at) != kind:
             return None
@@ -270,21 +275,24 @@ class FileFeed:
         return next((each.epoch for each in self._receipts if [call.time for call in each.calls] == [time]), None)
 
     def _check_file_time(self, file: str) -> None:
-        """Refuse a file without a time if the state needs one, and a time of another type."""
+        """Refuse a file if the state's times are not numbers, and ``--at`` is missing or not of their type."""
         kind, at = self.engine.flow.time_type, self.ask.at
         if (
             self.engine.last == NEVER
             and kind != INT64
             and (None if at is None else find_time_type(_parse_time(at))) != kind
         ):
-            found = f"the times of the state's steps are {kind}, as was said with a file that was refused"
-            remedy = "say of this type what its time is: --at TIME; or begin another state"
-            raise SpecError(f"take in {file}", found, remedy)
+            found = f"the times of the state's steps are {kind}, because the first file, which was refused, said so"
+            remedy = "pass a time of this type: --at TIME; or create a new state"
+            raise SpecError(f"ingest {file}", found, remedy)
         if at is None:
-            check_time_is_numeric(self.engine.calls, f"take in {file}", ASK)
+            check_time_is_numeric(self.engine.calls, f"ingest {file}", ASK)
 
     def _warn_of_repeated_rows(self, file: str, step: dd.Step) -> bool:
-        """Warn if a file changed something and an earlier epoch had the same rows; return whether it did."""
+        """Warn if a file changed something although an earlier epoch had the same rows.
+
+        Return whether the warning was given.
+        """
         engine, state = self.engine, self.ask.state
         assert engine.durable is not None and state is not None
         changed = step.verdicts.applied or step.verdicts.absent
@@ -292,15 +300,15 @@ class FileFeed:
         if same is not None:
             back = f"ddflow rollback {shlex.quote(mask_address(state))} --to-epoch {engine.epoch - 1}"
             say(
-                f"{file}, epoch {engine.epoch} now, has the rows of epoch {same} again; if that was not meant, go back "
-                f"at once ({back}), and give the same files with --epoch {same}",
+                f"{file}, now epoch {engine.epoch}, has the same rows as epoch {same}; if you did not intend this, go "
+                f"back at once ({back}), and pass the same files with --epoch {same}",
                 err=True,
             )
         return same is not None
 
 
 def run_files(ask: VerbOptions) -> None:
-    """Run the request, and report the result. Raises `DdflowError`, `typer.BadParameter`."""
+    """Run ``diff``, ``count`` or ``replace``, and report the result. Raises `DdflowError`, `typer.BadParameter`."""
     check_conflicting_options(ask)
     began, request = perf_counter(), FileRun(ask)
     files, skipped = request.files, request.skipped
@@ -361,13 +369,13 @@ def run_files(ask: VerbOptions) -> None:
 
 
 def _count_verdicts(counts: dict[str, int]) -> dict[str, int]:
-    """Count events by verdict, and the keys that full contents deleted, if any."""
+    """Count events by verdict, and count the keys that full contents deleted, if there are any."""
     absent = counts.pop("absent", 0)
     return {**Verdicts.of(counts).counts, **({"absent": absent} if absent else {})}
 
 
 def _read_final_counts(engine: dd.Engine) -> pa.Table:
-    """Read the final counts, sorted by group if the types of the groups can be sorted."""
+    """Read the final counts. The counts are sorted by group if the types of the group columns can be sorted."""
     counts = engine.read(OUT).drop_columns([DIFF])
     groups: list[Any] = [(name, "ascending") for name in counts.column_names[:-1]]
     try:
@@ -377,7 +385,7 @@ def _read_final_counts(engine: dd.Engine) -> pa.Table:
 
 
 def load_state_input(state: str, trust: str) -> Binding | None:
-    """Load the input of these verbs from a state; return None if the state does not exist or has no such input."""
+    """Load the input `INPUT` of a state; return None if the state does not exist or has no such input."""
     try:
         with open_existing_store(state, trust=trust) as store:
             manifest = load_newest_manifest(store)
@@ -391,12 +399,14 @@ def _check_at_option(ask: VerbOptions, files: Sequence[str]) -> None:
     if ask.at is None:
         return
     if ask.holds_back:
-        raise typer.BadParameter("--at is the time of a step, and with --time each event has its own: leave one out")
+        raise typer.BadParameter("--at is the time of a step, but with --time each event has its own: omit one of them")
     if len(files) != 1:
-        raise typer.BadParameter(f"--at is the time of one file, and there are {len(files)} of them: give one a run")
+        raise typer.BadParameter(
+            f"--at is the time of one file, but there are {len(files)}: pass one file for each run"
+        )
     if find_time_type(_parse_time(ask.at)) is None:
         raise typer.BadParameter(
-            f"--at {ask.at} is no time: write a day (2026-11-26), a moment (2026-11-26T12:00Z) or a whole number"
+            f"--at {ask.at} is not a time: write a day (2026-11-26), a timestamp (2026-11-26T12:00Z) or a whole number"
         )
 
 

@@ -2,7 +2,7 @@
 
 `ddflow/tools/fsck.py` does the work.
 
-Guarantees: the exit code is 0 if the state is sound, and 1 otherwise. All damage is then listed, file by file.
+Guarantees: the exit code is 0 if the state has no damage, and 1 otherwise. The report lists all damage, file by file.
 
 >>> fsck.__name__
 'fsck'
@@ -22,17 +22,17 @@ from ddflow.terminal import format_size
 def fsck(
     state: State,
     trust: Trust = "owner",
-    as_json: Annotated[bool, typer.Option("--json", help="The report as one JSON object.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as one JSON object.")] = False,
 ) -> None:
-    """Check every byte of a state, and whether it fits together.
+    """Check every byte of a state, and that its files agree.
 
-    Every manifest that is kept and every file that one of them names is read: its length and checksum, its columns
-    and their order, the identities and hashes of its rows, and that keys, deleted keys and events add up. All that is
-    wrong is listed with its file. Files that no manifest names are counted as garbage (`ddflow gc`), files that are
-    not ours are named. Nothing is written, and a writer may continue meanwhile.
+    The verb reads every manifest that is kept, and every file that a manifest names. The verb checks lengths, checksums
+    and columns, the order of rows, and the identities and hashes of rows. The counts of keys, deleted keys and events
+    are compared. Each fault is listed with its file. A file that no manifest names counts as garbage (see `ddflow gc`).
+    The verb also lists files that ddflow did not write. Nothing is written, and a writer may continue meanwhile.
 
-    If something is wrong, restore the folder from a copy, go back with `ddflow rollback`, or replay the log into a new
-    state.
+    If the state has a fault, restore the folder from a backup, go back with `ddflow rollback`, or replay the log into a
+    new state.
 
     Examples:
 

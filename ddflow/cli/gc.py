@@ -2,7 +2,7 @@
 
 `ddflow/engine/garbage.py` and `ddflow/engine/compact.py` do the work.
 
-Guarantees: files of kept versions stay, and also files of a version that a writer is making.
+Guarantees: files of kept versions stay. The files of a version that a writer has not published yet are also kept.
 
 >>> gc.__name__
 'gc'
@@ -22,29 +22,36 @@ from ddflow.terminal import format_size
 def gc(
     state: State,
     grace: Annotated[
-        str, typer.Option("--grace", metavar="SPAN", help="How long a version outlives its successor, for readers.")
+        str,
+        typer.Option(
+            "--grace", metavar="SPAN", help="Keep a replaced version for this long, so that its readers can finish."
+        ),
     ] = "60s",
     orphans: Annotated[
-        str, typer.Option("--orphans", metavar="SPAN", help="How old a file is that nobody names before it goes.")
+        str,
+        typer.Option("--orphans", metavar="SPAN", help="Delete a file that no version names once it is this old."),
     ] = "24h",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Tell what would be deleted, and delete nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only report what would be deleted.")] = False,
     forget: Annotated[
         bool,
-        typer.Option("--forget", help="First compact the state to the present, and erase rows that are deleted."),
+        typer.Option(
+            "--forget", help="First erase history and all bytes of deleted and replaced rows, to erase personal data."
+        ),
     ] = False,
     trust: Trust = "owner",
-    as_json: Annotated[bool, typer.Option("--json", help="What was done as one JSON object.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
 ) -> None:
-    """Delete the versions of a state whose time is over, and files that no version names.
+    """Delete expired versions of a state, and files that no version names.
 
-    A writer does this by itself, when it opens the state and after its commits. Run it for a state that nobody
-    opens, and after a crash. Writers and readers may continue meanwhile. The two newest versions always stay. Files
-    that were put after the newest version stay, because they may be of an epoch under way. If the newest version,
-    or one that is to be kept, cannot be read, nothing is deleted.
+    A writer deletes such versions and files itself, when it opens the state and after its commits. Run the verb for a
+    state that no writer opens, and after a crash. Writers and readers may continue meanwhile. The two newest versions
+    always stay. Files that were written after the newest version stay, because they may belong to an epoch that is not
+    committed yet. If the newest version, or another version to keep, cannot be read, nothing is deleted.
 
-    `--forget` makes people forgotten: history goes, and every byte of rows that were deleted or replaced, in all files
-    of the state. Older versions and stored epochs go with them, so no epoch before can be given again. Stop the writer
-    first: it is fenced. Copies, folders of outputs and caches of other machines are yours to clean.
+    `--forget` serves requests to erase personal data. The option erases the history, and every byte of deleted or
+    replaced rows, from all files of the state. Older versions and stored epochs are deleted too, so you cannot repeat
+    earlier epochs. Stop the writer first, because the verb fences it. You must clean copies, folders of outputs and
+    caches of other machines yourself.
 
     Examples:
 
@@ -56,7 +63,7 @@ def gc(
 
     spans = parse_seconds(grace, "--grace"), parse_seconds(orphans, "--orphans")
     if forget and dry_run:
-        raise typer.BadParameter("--forget rewrites the state, and --dry-run writes nothing: give one of them")
+        raise typer.BadParameter("--forget rewrites the state, but --dry-run writes nothing: pass only one of them")
     if forget:
         _erase_deleted_rows(state, trust)
 
@@ -69,14 +76,14 @@ def gc(
         return
 
     if forget:
-        say(f"{state} is compacted to the present, and holds nothing of rows that were deleted or replaced")
+        say(f"{state} is compacted to the present, and no longer contains deleted or replaced rows")
     verb = "would delete" if dry_run else "deleted"
     say(f"{verb} {len(done.manifests):,} versions and {done.files:,} files, {format_size(done.bytes)}")
     if done.outputs:
-        say(f"{verb} {len(done.outputs):,} files that failed commits left among the outputs")
+        say(f"{verb} {len(done.outputs):,} files that failed commits left in the folder of outputs")
     if done.waiting:
         size = format_size(done.bytes_waiting)
-        say(f"left {done.waiting:,} files, {size}, that no version names: they may be of an epoch under way")
+        say(f"kept {done.waiting:,} files, {size}, that no version names: an unfinished epoch may need them")
     say(f"kept versions {', '.join(map(str, done.kept)) or 'none'}")
 
 

@@ -1,11 +1,12 @@
-"""Read the files of a command line one by one for an engine.
+"""Read the files of a command line, one after the other, for an engine.
 
 In epoch mode a step is one file, so a bad file is refused completely. In hold-back mode a file is read to its end
-before its first row is ingested (`read_files_ahead`). Its rows wait in memory up to `IN_MEMORY`, then in a temporary
-file. Standard input is ingested as it arrives, because it may never end.
+before its first row is ingested (`read_files_ahead`). While the file is read, up to `IN_MEMORY` bytes of its rows are
+kept in memory, and all further rows in a temporary file. Standard input is ingested as it arrives, because it may never
+end.
 
-Guarantees: batches keep the order of the file. An error of the engine keeps its class, and names the place in the file
-where its step began.
+Guarantees: batches keep the order of the file. An error of the engine keeps its class. If a step fails, the error
+message names the place in the file where this step began.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -55,13 +56,13 @@ BAD: Final = (
 )
 """Errors of a file that leave the engine unchanged."""
 IN_MEMORY: Final = 64 << 20
-"""The most bytes of a file's rows that wait in memory; more rows wait in a temporary file."""
+"""The maximum number of bytes of a file's rows that are kept in memory. More rows go to a temporary file."""
 
 
 class SkippedFiles(dict[str, str]):
-    """The files that are left out, each with the reason; unless ``allowed``, a bad file is an error.
+    """The files that a run has skipped, each with the reason. If ``allowed`` is False, a bad file is an error.
 
-    ``rows``: how many rows of all other files were read.
+    ``rows``: the number of rows read from files that were not skipped.
     """
 
     def __init__(self, allowed: bool) -> None:
@@ -69,13 +70,13 @@ class SkippedFiles(dict[str, str]):
         self.allowed, self.rows = allowed, 0
 
     def add_file(self, file: str, error: DdflowError) -> None:
-        """Report that a file is left out."""
+        """Record a skipped file, and report it on stderr."""
         self[file] = format_for_shell(error.message)
         say(f"skipped {self[file] if self[file].startswith(file) else f'{file}: {self[file]}'}", err=True)
 
     @contextmanager
     def skip_file_on_error(self, file: str) -> Iterator[None]:
-        """Leave out a file whose rows are refused inside the block."""
+        """Skip a file whose rows are refused inside the block."""
         before = self.rows
         try:
             yield
@@ -88,7 +89,7 @@ class SkippedFiles(dict[str, str]):
     def check_files_remain(self, files: Sequence[str]) -> None:
         """Raise `UnreadableInput` if no file is left."""
         if self and not set(files) - self.keys():
-            raise UnreadableInput("the files", f"all {len(self)} are bad and were skipped", "mend at least one")
+            raise UnreadableInput("the files", f"all {len(self)} are bad and were skipped", "fix at least one")
 
 
 def build_file_options(ask: VerbOptions) -> FileOptions:
@@ -98,23 +99,23 @@ def build_file_options(ask: VerbOptions) -> FileOptions:
 
 
 def parse_file_kind(format: str | None) -> FileKind | None:
-    """Parse ``--format`` into the kind of all files. Raises `SpecError`."""
+    """Parse ``--format``, which sets the kind of all files. Raises `SpecError`."""
     if format is None:
         return None
     try:
         return MESSAGES if parse_format(format) is not None else find_kind_by_extension(format)
     except SpecError as error:
         words = ", ".join([*FORMATS, f"{KCAT}..."])
-        raise replace_error_texts(error, fix=error.fix + f"; of messages: {words}") from None
+        raise replace_error_texts(error, fix=error.fix + f"; or a message format: {words}") from None
 
 
 def build_run_file_options(ask: VerbOptions, skipped: SkippedFiles) -> FileOptions:
-    """Build the options of the files of a run, which may have a state. Raises `SpecError`."""
+    """Build the options of a run's files; the run can have a state. Raises `SpecError`."""
 
     def suggest_type(name: str, was: pa.DataType, to: pa.DataType) -> Fix:
         if ask.state is None:
             return suggest_type_declaration(name, was, to)
-        # The types of keys and orders never change in a state, and a double never becomes text.
+        # A state cannot change the types of its keys and orders, and cannot change a double to text.
         fixed = {*parse_column_names(ask.key), *parse_column_names(ask.order_by), ask.time, ask.seq}
         fix = suggest_evolve_call(name, was, to)
         return replace(fix, state=mask_address(ask.state), moves=fix.moves or name in fixed)
@@ -129,13 +130,13 @@ def build_run_file_options(ask: VerbOptions, skipped: SkippedFiles) -> FileOptio
 
 
 def warn_of_text_columns(doubts: Iterable[str]) -> None:
-    """Report the columns of files that became text because of a few values."""
+    """Report columns whose guessed type is text only because of a few values."""
     for each in doubts:
         say(format_for_shell(each), err=True)
 
 
 def read_rows(given: MultiFileReader, file: str, tick: Tick = lambda rows, updates: None) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of one file of a source, in its columns, and report each batch to ``tick``."""
+    """Yield the rows of one file in the columns of the source, and report each batch to ``tick``."""
     own = given.columns(file).names
     for batch, position in given.batches(after=FilePosition(file)):
         if batch.num_rows:
@@ -154,7 +155,10 @@ class FileBatches(NamedTuple):
 
 
 def read_files_ahead(given: MultiFileReader, skipped: SkippedFiles, tick: Tick) -> Iterator[FileBatches]:
-    """Yield the files that can be read to their end; an error is raised after the files before it. O(rows)."""
+    """Read each file to its end, then yield it.
+
+    The error of a bad file is raised only after all earlier files were yielded. O(rows).
+    """
     waiting: FileBatches | None = None
     try:
         for file in given.files:
@@ -189,7 +193,7 @@ def _spool_batches(schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> Iter
 
 @contextmanager
 def add_error_locations(given: MultiFileReader, at: FilePosition) -> Iterator[None]:
-    """Prefix the engine's errors with the place of the rows in their file.
+    """Begin the messages of the engine's errors with the file and the place of the rows in it.
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -201,7 +205,7 @@ def add_error_locations(given: MultiFileReader, at: FilePosition) -> Iterator[No
     ...     [batch.to_pylist() for batch in read_rows(given, str(path))]
     ...     try:
     ...         with add_error_locations(given, FilePosition(str(path), 9)):
-    ...             raise NullKey("rows for 'input'", "the key ['id'] is null in 1 rows, first [3]", "mend them")
+    ...             raise NullKey("rows for 'input'", "the key ['id'] is null in 1 rows, first [3]", "fix them")
     ...     except NullKey as error:
     ...         error.asked.removeprefix(folder)
     [[{'id': 7}]]

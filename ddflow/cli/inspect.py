@@ -1,9 +1,10 @@
 """Show the contents of a state: the verb ``ddflow inspect``.
 
-`ddflow/tools/inspect.py` reads the manifest and its inventory, and no data. This file formats the result as sections: a
-title, a head and rows.
+`ddflow/tools/inspect.py` reads the manifest and its inventory, and no data. This file formats the result as sections.
+Each section has a title, a head and rows.
 
-Guarantees: a terminal gets tables, a pipe gets the same lines without frames, and ``--json`` prints one object.
+Guarantees: the verb prints tables on a terminal, the same lines without frames to a pipe, and one object with
+``--json``.
 
 >>> inspect.__name__, format_age(7300)
 ('inspect', '2 h')
@@ -28,16 +29,17 @@ from ddflow.errors import shorten
 def inspect(
     state: State,
     trust: Trust = "owner",
-    as_json: Annotated[bool, typer.Option("--json", help="All of it as one JSON object.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as one JSON object.")] = False,
 ) -> None:
-    """Show what a state consists of, without reading its data.
+    """Show what a state contains, without reading its data.
 
-    Its epoch and times, where its sources were read to and what its sinks have, its inputs and counts with their keys,
-    deleted keys, versions, runs, files and bytes, events that are pending, the plan, the last epochs that can be given
-    again, and the versions that are kept for readers; of a state of many partitions, stage by stage, how they differ.
-    Long names are cut, and of many versions the newest are shown; `--json` has all.
+    The verb shows the epoch and the times, the positions of sources, the last epoch of each sink, pending events, and
+    the plan. It also shows the last epochs that can be repeated, and the versions that are kept for readers. For each
+    input and count it shows keys, deleted keys, versions, runs, files and bytes. If the state has several partitions,
+    the verb compares them stage by stage. Long names are cut, and only the newest versions are shown; `--json` prints
+    everything.
 
-    `since` is the earliest time that can be read, the `frontier` the least that may still come in.
+    `since` is the earliest time that can be read. The `frontier` is the earliest time that new input may have.
 
     Examples:
 
@@ -71,7 +73,10 @@ def _show_sections(found: Mapping[str, Any]) -> None:
 
 
 def _build_table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], person: bool) -> Table:
-    """Build a table with one line per row. For a pipe it has no frames, so that it can be searched and cut."""
+    """Build a table with one line per row.
+
+    For a pipe the table has no frames, so programs such as grep and cut can process it.
+    """
     table = _new_table(title, box=box.SIMPLE_HEAD if person else None, show_header=bool(head), header_style="bold")
     for i in range(len(head or rows[0])):
         number = i > 0 and all(row[i].replace(",", "").isdigit() or not row[i] for row in rows)
@@ -82,7 +87,7 @@ def _build_table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]],
 
 
 def _build_vertical_table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    """Build a table with one line per value, for rows that are wider than the terminal."""
+    """Build a vertical table, with one line per value, for rows that are wider than the terminal."""
     table = _new_table(title, show_header=False, box=None)
     table.add_column(no_wrap=True)
     table.add_column()
@@ -103,11 +108,11 @@ def _format_value(value: Any) -> str:
 
 
 LONG = 40
-"""Letters above which a value is text to read, not a figure."""
+"""The maximum number of characters of a value in a column. Longer values may need a vertical table."""
 LATEST = 5
-"""Number of runs of calls shown per input, and of versions shown."""
+"""The maximum number of runs of calls to show for each input, and the maximum number of versions to show."""
 NAMED = 50
-"""Letters shown of a long collection name: its two ends identify it, and ``--json`` has the full name."""
+"""The maximum number of characters to show of a collection name. A longer name loses characters in the middle."""
 _WAYS = {"events": "events", "full": "full contents", "restated": "a history, restated"}
 
 Section = tuple[str, Sequence[str], Iterator[Sequence[Any]]]
@@ -155,12 +160,15 @@ def build_sections(found: Mapping[str, Any]) -> Iterator[Section]:
         ),
     )
     head = ("epoch", "call", "at", "from", "verdicts", "outputs", "digest")
-    yield "Epochs that can be given again", head, _receipt_rows(found["receipts"], _parse_time_type(found))
+    yield "Epochs that can be repeated", head, _receipt_rows(found["receipts"], _parse_time_type(found))
     yield "Versions that are kept", ("manifest", "epoch", "age", "written", "why"), _version_rows(found["versions"])
 
 
 def _version_rows(versions: Sequence[Mapping[str, Any]]) -> Iterator[Sequence[Any]]:
-    """Yield the newest versions and those with an error, and between them the number of others."""
+    """Yield the newest versions and all versions with an error.
+
+    For adjacent versions that are left out, yield one line with their number.
+    """
     shown = [at for at, each in enumerate(versions) if at < LATEST or "error" in each]
     for at, until in zip(shown, [*shown[1:], len(versions)], strict=True):
         each, older = versions[at], versions[at + 1 : until]
@@ -178,7 +186,7 @@ def _version_rows(versions: Sequence[Mapping[str, Any]]) -> Iterator[Sequence[An
 
 
 def _state_rows(found: Mapping[str, Any]) -> Iterator[Sequence[Any]]:
-    """Yield the lines about the state as a whole."""
+    """Yield the lines that describe the state as a whole."""
     from ddflow.time import format_time
 
     age = next(
@@ -196,12 +204,12 @@ def _state_rows(found: Mapping[str, Any]) -> Iterator[Sequence[Any]]:
         ("epoch", f"{found['epoch']}, in manifest {found['manifest']}"),
         ("written", f"{found['written']}{age}"),
         ("by", f"{found['note']} (writer {found['writer']})"),
-        ("times", f"last {last}, frontier {frontier}, readable from {since}"),
+        ("times", f"last {last}, frontier {frontier}, readable since {since}"),
         ("files", f"{found['files']:,}, {terminal.format_size(found['bytes'])}"),
         ("events", ", ".join(f"{name} {n:,}" for name, n in found["verdicts"].items() if n) or "none"),
     ]
     if len(found["parts"]) > 1:
-        about.append(("partitions", f"{found['partitions']:,}, on {found['stages']} stages"))
+        about.append(("partitions", f"{found['partitions']:,}, in {found['stages']} stages"))
     if (fed := found["fed"]) is not None:
         about.append(("fed by", f"query {fed['query'] or 'of unknown id'}, up to batch {fed['batch']}"))
     yield from about
@@ -215,7 +223,7 @@ def _parse_time_type(found: Mapping[str, Any]) -> Any:
 
 
 def _attachment_sections(found: Mapping[str, Any]) -> Iterator[Section]:
-    """Yield the tables of sources and sinks; long positions are shortened to their two ends."""
+    """Yield the tables of sources and sinks. A long position is shortened to its beginning and its end."""
     columns = ("left_out", "added")
     sources = (
         (
@@ -240,7 +248,7 @@ def _attachment_sections(found: Mapping[str, Any]) -> Iterator[Section]:
 
 
 def _format_columns(of: Mapping[str, Sequence[str]]) -> str:
-    """Format columns by input as text; with several inputs, name each input."""
+    """Format the columns of each input as text. If there are several inputs, the text names them."""
     several = {name: ", ".join(columns) for name, columns in of.items() if columns}
     return "; ".join(text if len(of) == 1 else f"{name}: {text}" for name, text in several.items())
 
@@ -259,7 +267,7 @@ def _collection_rows(found: Mapping[str, Any]) -> Iterator[Sequence[Any]]:
 
 
 def _partition_rows(parts: Sequence[Mapping[str, int]]) -> Iterator[Sequence[Any]]:
-    """Yield the minimum and the median of each figure per stage, and the largest partition."""
+    """Yield, for each stage, the minimum and the median of each figure, and the largest partition."""
     from statistics import median_low
 
     def row(stage: int, what: str, figures: Sequence[int]) -> Sequence[Any]:
@@ -279,7 +287,10 @@ def _partition_rows(parts: Sequence[Mapping[str, int]]) -> Iterator[Sequence[Any
 
 
 def _input_feed_rows(inputs: Mapping[str, Any]) -> Iterator[Sequence[Any]]:
-    """Yield the latest runs of similar calls per input, the newest first; then the numbers of older calls."""
+    """Yield the latest runs of similar calls of each input, with the newest run first.
+
+    A last line counts the older calls.
+    """
     for name, each in inputs.items():
         runs, before = each["fed"]["runs"][::-1], each["fed"]["before"]
         for run in runs[:LATEST]:
@@ -290,7 +301,7 @@ def _input_feed_rows(inputs: Mapping[str, Any]) -> Iterator[Sequence[Any]]:
             yield name, _format_epochs(older[-1]["first"], older[0]["last"]), calls, f"{len(older):,} runs of calls", ""
         if before is not None:
             for way, words in _WAYS.items():
-                yield name, _format_epochs(1, before["until"]), before[way], f"{words}, not kept one by one", ""
+                yield name, _format_epochs(1, before["until"]), before[way], f"{words}, only counted", ""
 
 
 def _format_epochs(first: int, last: int) -> str:
@@ -319,7 +330,7 @@ def _receipt_rows(receipts: Sequence[Mapping[str, Any]], kind: Any) -> Iterator[
 
 
 def format_age(seconds: float) -> str:
-    """Format an age for people."""
+    """Format an age for people to read."""
     for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
         if seconds >= 2 * size or (size == 60 and seconds >= size):
             return f"{seconds / size:,.0f} {unit}"

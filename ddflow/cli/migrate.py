@@ -1,8 +1,8 @@
 """Replay a log under another plan and write the net difference: the verb ``ddflow migrate``.
 
-`ddflow/tools/migrate.py` does the work. The options are those that ``diff`` and ``count`` have.
+`ddflow/tools/migrate.py` does the work. Most options are the same as those of ``diff`` and ``count``.
 
-Guarantees: the new state and the output appear only when both are complete. The old state is not changed.
+Guarantees: the new state and the output get their names only when both are complete. The old state is not changed.
 
 >>> migrate.__name__
 'migrate'
@@ -30,36 +30,38 @@ if TYPE_CHECKING:
     | {"inputs", "net", "stale_output", "bad_output", "state", "epoch", "at", "skip_bad_files"}
 )
 def migrate(
-    old: Annotated[str, typer.Argument(metavar="OLD", show_default=False, help="The state that there is.")],
-    new: Annotated[str, typer.Argument(metavar="NEW", show_default=False, help="Where the new state is to be.")],
+    old: Annotated[str, typer.Argument(metavar="OLD", show_default=False, help="The existing state.")],
+    new: Annotated[str, typer.Argument(metavar="NEW", show_default=False, help="The folder of the new state.")],
     log: Annotated[
         list[str],
-        typer.Argument(
-            metavar="LOG", show_default=False, help="All files of the log, in their order, or folders of them."
-        ),
+        typer.Argument(metavar="LOG", show_default=False, help="All files of the log, in order, or folders of files."),
     ],
     ask: VerbOptions,
-    counts: Annotated[bool, typer.Option("--count", help="Count, as `ddflow count` does; --by says so too.")] = False,
+    counts: Annotated[
+        bool, typer.Option("--count", help="Count rows, like `ddflow count`; --by implies --count.")
+    ] = False,
     whole: Annotated[
-        bool, typer.Option("--whole", help="Where the columns have changed, write the new contents whole.")
+        bool, typer.Option("--whole", help="If the columns have changed, write the complete new contents.")
     ] = False,
     full: Full = None,
     scope: Scope = None,
 ) -> None:
-    """Replay a log into a new state under another plan, and write the net difference to the old one.
+    """Replay a log into a new state under another plan, and write the net difference between both outputs.
 
-    A state keeps the plan that it was made by. For another key, order, filter or projection the log is replayed into a
-    new state, as by `ddflow diff --state NEW`: each file is an epoch. Only the net difference is written: rows of the
-    old output that are not in the new one leave, the others enter, at the new state's last time, which is above all
-    times of the old one. Followers of the old output take in this file and then the updates of the new state.
+    A state keeps the plan that created it. For another key, order, filter or projection, the verb replays the log into
+    a new state. Like in `ddflow diff --state NEW`, each file is one epoch. Only the net difference is written. The
+    difference retracts the rows that only the old output has, and asserts the rows that only the new output has. All of
+    these updates have the last time of the new state, which is greater than all times of the old state. Readers of the
+    old output ingest this file, and then the updates of the new state.
 
-    The log is replayed as OLD was fed; OLD records that. If `ddflow replace` fed it full files, the log has one file
-    for each. If its events were cut into files otherwise, `--full` names the full ones.
+    OLD records how it was fed, and the log is replayed in the same way. If OLD was fed full files by `ddflow replace`,
+    the log must have one file for each of them. If the events are now in other files than before, name the full files
+    with `--full`.
 
-    Sources and sinks stay with OLD: NEW has no positions, and its sinks begin with `ddflow sync --adopt`. NEW keeps as
-    much history as OLD does, unless `--retain` says how much; in epoch mode from its last time on.
+    Sources and sinks stay with OLD. NEW has no positions of sources; attach its sinks with `ddflow sync --adopt`. NEW
+    keeps as much history as OLD, unless you pass `--retain`; in epoch mode, the history of NEW begins at its last time.
 
-    The old state is not changed, and NEW must not exist yet. If anything fails, nothing of NEW is left.
+    The old state is not changed. NEW must not exist yet. If the replay fails, NEW is removed completely.
 
     Examples:
 
@@ -109,7 +111,7 @@ def _replay_log(ask: VerbOptions, old: str, whole: bool, full: list[str] | None,
         if ask.as_json:
             say(json.dumps(about))
         else:
-            what = "rows, whole," if about["whole"] else "updates, net,"
-            say(f"{new} is at epoch {done.epoch:,}: {about['written']:,} {what} of {old}", err=True)
+            what = "rows of the new output" if about["whole"] else f"updates, net, against {old}"
+            say(f"{new} is at epoch {done.epoch:,}: {about['written']:,} {what}", err=True)
             for name in done.left:
-                say(f"{name} stays attached to {old}; to give its target to {new}: ddflow sync --adopt", err=True)
+                say(f"{name} stays attached to {old}; to move its target to {new}: ddflow sync --adopt", err=True)

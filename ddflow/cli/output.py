@@ -39,17 +39,22 @@ SHOWN: Final = 20
 
 
 KNOWN, NAMED, LEAST = 0.9, 0.5, 20
-"""Minima for a full file: the share of known keys in its rows, the share of all keys that it names, and its rows."""
+"""Limits of the test for full files.
+
+A file counts as full if at least 90 % of its rows have known keys. The file must also have at least half of all known
+keys, and at least 20 rows.
+"""
 STOPS = (DdflowError, KeyboardInterrupt, SystemExit)
 
 
 @dataclass(frozen=True)
 class FileRunResult:
-    """The result of a run.
+    """The result of a run of ``diff``, ``count`` or ``replace``.
 
-    ``epochs``: None in hold-back mode. ``written``: rows in the output; with ``--net`` these are the final counts,
-    fewer than the updates. ``epoch``: the epoch of the state after the run. ``pending``: events in the state that wait
-    for their time. ``skipped``: files that were left out, each with the reason.
+    ``epochs``: the number of epochs; None in hold-back mode. ``written``: the number of rows in the output. With
+    ``--net`` the output has only the final counts, so it has fewer rows than there were updates. ``epoch``: the epoch
+    of the state after the run. ``pending``: the number of events in the state whose time is not closed yet.
+    ``skipped``: the reason for each skipped file.
     """
 
     inputs: Sequence[str]
@@ -85,15 +90,15 @@ class FileRunResult:
 
 
 class FullFileHint:
-    """Detect files of upserts that look like full files, because each has nearly all keys of the files before it.
+    """Detect files of upserts that look like full files, because each file has nearly all keys of the earlier files.
 
-    ``looked``: False turns the detection off.
+    ``looked``: pass False to turn the detection off.
 
     >>> looks = FullFileHint()
     >>> for rows, keys in ((100, 100), (101, 103), (99, 104)):
     ...     looks.add_file(rows, keys)
     >>> looks.text("write --full").partition(": ")[0]
-    'each file names most keys of those before it, and 5 keys are not in the last one'
+    'each file has most keys of the earlier files, but 5 keys are not in the last file'
     >>> looks.add_file(30, 130)
     >>> looks.text("write --full")
     """
@@ -102,38 +107,41 @@ class FullFileHint:
         self.files, self.rows, self.keys, self.alike = 0, 0, 0, looked
 
     def add_file(self, rows: int, keys: int) -> None:
-        """Count a file's rows, and the keys after it."""
+        """Add a file.
+
+        ``rows``: the number of rows in the file. ``keys``: the number of keys in the collection after the file.
+        """
         known = rows - (keys - self.keys)
         if rows < LEAST or (self.files and (known < KNOWN * rows or rows < NAMED * self.keys)):
             self.alike = False
         self.files, self.rows, self.keys = self.files + 1, rows, keys
 
     def text(self, remedy: str) -> str | None:
-        """Return a hint for the end of the run; None if the files do not look full."""
+        """Return a hint for the end of the run, or None if the files do not look like full files."""
         gone = self.keys - self.rows
         if not self.alike or self.files < 2 or gone <= 0:
             return None
         left = f"{gone:,} keys are" if gone > 1 else "1 key is"
-        found = f"each file names most keys of those before it, and {left} not in the last one"
-        these = "these are" if gone > 1 else "it is"
-        return f"{found}: where each file holds all rows, so that {these} gone, {remedy}"
+        found = f"each file has most keys of the earlier files, but {left} not in the last file"
+        these = "these keys are" if gone > 1 else "this key is"
+        return f"{found}: if each file holds all rows, so that {these} deleted, {remedy}"
 
 
 class WrittenEpochs:
     """The epochs of a run whose rows were written.
 
-    ``before``: the state's epoch when the run began. ``epoch``: the last epoch written. ``rest``: the files after it.
-    ``kept``: the files that hold the rows if the run stopped.
+    ``before``: the state's epoch when the run began. ``epoch``: the last epoch whose rows were written. ``rest``: the
+    files after this epoch. ``kept``: if the run stopped, the files that hold the written rows.
 
     >>> from ddflow.errors import NullKey
     >>> class Half:
     ...     epoch = 3
     >>> with WrittenEpochs(3).explain_stop(Half):
     ...     Half.epoch = 5
-    ...     raise NullKey("rows for 'input'", "the key is null", "mend them")
+    ...     raise NullKey("rows for 'input'", "the key is null", "fix them")
     Traceback (most recent call last):
         ...
-    ddflow.errors.NullKey: rows for 'input': the key is null; mend them; epochs 4 to 5 are committed: the same files ...
+    ddflow.errors.NullKey: rows for 'input': the key is null; fix them; epochs 4 to 5 are committed: ...
     """
 
     def __init__(self, before: int) -> None:
@@ -141,12 +149,12 @@ class WrittenEpochs:
         self.rest: Sequence[str] = ()
         self.kept: list[str] = []
         self.committed: tuple[int, Sequence[str]] = (before, ())
-        """The committed epoch, and the files after it."""
+        """The last committed epoch, and the files that follow it."""
         self.writing = False
 
     @contextmanager
     def write_epoch(self) -> Iterator[None]:
-        """Write all rows of an epoch; a signal waits until that is done."""
+        """Delay signals while the block writes the rows of an epoch. Then record the epoch as written."""
         with delay_signals():
             self.writing = True
             yield
@@ -155,7 +163,7 @@ class WrittenEpochs:
 
     @contextmanager
     def keep_partial_outputs(self, outputs: Iterable[Any]) -> Iterator[None]:
-        """Complete the output files under new names if a run stops between two epochs."""
+        """If a run stops between two epochs, complete the output files under names other than the requested names."""
         try:
             yield
         except STOPS:
@@ -188,16 +196,16 @@ class WrittenEpochs:
         if self.kept and self.rest and not self.writing:
             of = f"epochs {first} to {self.epoch}" if self.epoch > first else f"epoch {first}"
             there = f"the rows of {of} are in {', '.join(self.kept)}"
-            more = f" and the {len(self.rest) - 1:,} behind it" if len(self.rest) > 1 else ""
-            return f"{done}, {there}: go on with {self.rest[0]}{more}, --epoch {self.epoch + 1}, into another file"
+            more = f" and {format_count(len(self.rest) - 1, 'more file')}" if len(self.rest) > 1 else ""
+            return f"{done}, {there}: continue with {self.rest[0]}{more}, --epoch {self.epoch + 1}, into another file"
         again = max(first, epoch - KEPT + 1)
-        gone = "; rows of older epochs are not given again, and the state has their outcome" if again > first else ""
+        gone = "; rows of older epochs are in the state, but cannot be written again" if again > first else ""
         files = "the same files" if again == first else f"the files from the {again - first + 1:,}th on"
-        return f"{done}: {files} with --epoch {again} give their rows again, and go on{gone}"
+        return f"{done}: to write their rows again and continue, pass {files} with --epoch {again}{gone}"
 
 
 class _JsonStdout:
-    """JSON text on stdout, with control characters escaped that JSON allows; the values stay the same."""
+    """A writer of JSON text to stdout. The writer escapes all control characters, even those that JSON allows."""
 
     def write(self, text: Any) -> None:
         """Write text."""
@@ -207,7 +215,7 @@ class _JsonStdout:
 
 
 class JsonLines(Closing):
-    """Rows as JSON lines on stdout."""
+    """An output that writes rows as JSON lines to stdout."""
 
     def __init__(self) -> None:
         self.written = 0
@@ -223,14 +231,14 @@ class JsonLines(Closing):
 
 
 class TablePreview:
-    """The first rows as a table on stdout, drawn after the last row."""
+    """An output for a terminal. After the last row is written, it shows the first rows as a table on stdout."""
 
     def __init__(self, schema: pa.Schema) -> None:
         self.written = 0
         self._first = schema.empty_table()
 
     def write(self, table: pa.Table) -> None:
-        """Add rows; keep the first ones."""
+        """Count rows, and keep the first `SHOWN` rows of the output."""
         missing = SHOWN - self._first.num_rows
         if missing > 0 and table.num_rows:
             self._first = pa.concat_tables([self._first, table.slice(0, missing)])
@@ -264,14 +272,16 @@ class TablePreview:
         screen.print(shown)
         if self.written > self._first.num_rows:
             more = self.written - self._first.num_rows
-            screen.print(f"... and {more:,} more; -o FILE writes all, -o - prints them", highlight=False)
+            screen.print(f"... and {more:,} more rows; -o FILE writes all rows, -o - prints them", highlight=False)
 
 
 RowOutput = FileOutput | JsonLines | TablePreview
 
 
 def open_row_output(output: str | None, schema: pa.Schema, overwrite: bool) -> RowOutput:
-    """Open the output of rows: a file, JSON lines on stdout, or by default a table if stdout is a terminal.
+    """Open the output of rows.
+
+    The output is a file, JSON lines on stdout, or by default a table if stdout is a terminal.
 
     Raises `OutputExists`, `UnwritableOutput`.
     """

@@ -1,9 +1,9 @@
 """Build the flow of a command line from its options, and parse the formats of message files.
 
-`plan_flow` builds the flow and `build_spec` its `Upsert`. The functions named ``parse_`` each parse one option.
+`plan_flow` builds the flow, and `build_spec` builds its `Upsert`. Each function named ``parse_...`` parses one option.
 
-Guarantees: an error about a wrong option names the option as the user typed it. An option means the same as the Python
-parameter of that name.
+Guarantees: an error about a wrong option names the option as the user typed it. An option has the same meaning as the
+Python parameter with the same name.
 
 >>> parse_column_names(["id,region", '"a,b"']), parse_projection(["city", "total=price * 2"])
 (['id', 'region', 'a,b'], {'city': 'city', 'total': 'price * 2'})
@@ -44,12 +44,12 @@ FORMATS: Final[Mapping[str, Format]] = {
     "canal": formats.canal(),
     "wal2json": formats.wal2json(),
 }
-"""The formats, by their names on the command line."""
+"""The message formats, by their names on the command line."""
 KCAT: Final = "kcat:"
 
 
 def parse_format(text: str | None, on_bad: Any = "stop") -> Format | None:
-    """Parse ``--format`` into a format of messages; return None for a kind of file. Raises `SpecError`.
+    """Parse ``--format``. Return a format of messages, or None if the option names a kind of file. Raises `SpecError`.
 
     >>> parse_format("kcat:debezium"), parse_format("csv")
     (dd.formats.kcat(dd.formats.debezium()), None)
@@ -58,32 +58,34 @@ def parse_format(text: str | None, on_bad: Any = "stop") -> Format | None:
     if text is None or (text == word and word not in FORMATS):
         return None
     if word not in FORMATS:
-        raise SpecError(f"--format {text}", "there is no such format", f"write {KCAT} and one of {list(FORMATS)}")
+        raise SpecError(f"--format {text}", "there is no such format", f"write {KCAT} with one of {list(FORMATS)}")
     of = replace(FORMATS[word], on_bad=on_bad)
     return of if text == word else formats.kcat(of)
 
 
 def check_bad_message_options(format: str | None, on_bad: str, output: Path | None) -> None:
-    """Raise `typer.BadParameter` for conflicting options of bad messages."""
+    """Raise `typer.BadParameter` for conflicting options about bad messages."""
     if on_bad != "stop" and parse_format(format) is None:
-        raise typer.BadParameter("--on-bad is of messages: say which they are, such as --format debezium")
+        raise typer.BadParameter("--on-bad requires a message format: pass one, such as --format debezium")
     if output is not None and on_bad == "stop":
-        raise typer.BadParameter("--bad-output is of messages that are left out: give --on-bad drop too")
+        raise typer.BadParameter("--bad-output requires --on-bad drop: pass it too")
 
 
 def report_bad_messages(messages: int, output: Path | None) -> None:
-    """Report how to get the unreadable messages if no option names a file for them."""
+    """If no option names a file for unreadable messages, report the option that saves these messages."""
     if messages and output is None:
         say(
-            f"{format_count(messages, 'message')} could not be read: --bad-output FILE writes them, with reasons",
+            f"{format_count(messages, 'message')} could not be read: --bad-output FILE saves them, with the reasons",
             err=True,
         )
 
 
 def find_message_columns(given: MultiFileReader, asked: str, types: Mapping[str, pa.DataType]) -> pa.Schema:
-    """Find the columns of the rows in files of messages. ``asked``: the name of their format. O(bytes read).
+    """Find the columns of the rows that some files of messages contain. O(bytes read).
 
-    Raises `SpecError` if messages show no types, and like `open_files`.
+    ``asked``: the name of the message format.
+
+    Raises `SpecError` if no types can be found from the messages, and the same errors as `open_files`.
     """
     of = parse_format(asked)
     assert of is not None
@@ -92,19 +94,19 @@ def find_message_columns(given: MultiFileReader, asked: str, types: Mapping[str,
     if found is None or not len(found.rows):
         if types:
             return pa.schema(list(types.items()))
-        told = "its messages do not tell types" if found is None else "the first messages have no row"
+        told = "its messages do not contain types" if found is None else "the first messages have no row"
         raise SpecError(f"--format {asked}", told, "declare all columns: --types id=int64,city=string")
     guessed = guess_schema(found.rows.to_pylist(), {**found.types, **types})
     columns = pa.schema([field for field in guessed if not field.name.startswith("__")])
     for name in types:
         if name not in guessed.names:
             near = did_you_mean(name, columns.names)
-            say(f"columns: no message looked at has {name!r}, which is declared: {near}", err=True)
+            say(f"columns: no examined message has the declared column {name!r}: {near}", err=True)
     return columns
 
 
 INPUT, OUT = "input", "output"
-"""The names of the flow's input and output, also in its messages."""
+"""The names of the flow's input and output; error messages show them."""
 _SPANS: Final = {
     "ns": 1,
     "us": 10**3,
@@ -122,40 +124,40 @@ _NAMED = re.compile(r"\s*(?:\"([^\"]+)\"|([^\W\d]\w*))\s*=(?!=)(.*)", re.DOTALL)
 def check_conflicting_options(ask: VerbOptions, sides: bool = True) -> None:
     """Raise `typer.BadParameter` for conflicting options."""
     if ask.tombstone is not None and ask.delete is not None:
-        raise typer.BadParameter("--tombstone and --delete both say what deletes: give one of them")
+        raise typer.BadParameter("--tombstone and --delete both define deletes: pass only one of them")
     if ask.as_json and ask.output in (None, "-"):
-        raise typer.BadParameter("--json writes to stdout, so the rows need another place: give -o FILE")
+        raise typer.BadParameter("--json and the rows would both go to stdout: write the rows to a file with -o FILE")
     if sides and (ask.stale != "drop") != (ask.stale_output is not None):
-        raise typer.BadParameter("--stale mark or side and --stale-output FILE need each other")
+        raise typer.BadParameter("--stale mark or side requires --stale-output FILE, and the reverse: pass both")
     if ask.whole and parse_format(ask.format) is not None:
-        raise typer.BadParameter(f"--format {ask.format} is of messages, which are no full contents: use ddflow diff")
+        raise typer.BadParameter(f"--format {ask.format} reads messages, which are not full contents: use ddflow diff")
     check_bad_message_options(ask.format, ask.on_bad, ask.bad_output)
     check_distinct_outputs({"--output": ask.output, "--stale-output": ask.stale_output, "--bad-output": ask.bad_output})
     if ask.max_absent is not None:
         compute_absence_limit(ask.max_absent, 0)
     if ask.counts and not ask.whole and (given := ask.list_given_options(OF_FULL_FILES)):
-        raise typer.BadParameter(f"{given[0]} is of full files: give --full too")
+        raise typer.BadParameter(f"{given[0]} works only with full files: pass --full too")
     if ask.counts and ask.whole and (given := ask.list_given_options(OF_EVENTS)):
-        raise typer.BadParameter(f"{given[0]} is of events, and with --full each file holds all rows: leave one out")
+        raise typer.BadParameter(f"{given[0]} works only with events, but --full reads full files: omit one of them")
     if ask.state is None and (given := ask.list_given_options(OF_STATE)):
-        raise typer.BadParameter(f"{given[0]} is of a state: give --state FOLDER too")
+        raise typer.BadParameter(f"{given[0]} works only with a state: pass --state FOLDER too")
 
 
 def check_distinct_outputs(outputs: Mapping[str, Any]) -> None:
     """Raise `typer.BadParameter` if two options name the same file."""
     for one, other in combinations([name for name, file in outputs.items() if file is not None], 2):
         if str(outputs[one]) == str(outputs[other]):
-            raise typer.BadParameter(f"{one} and {other} name the same file: give each its own")
+            raise typer.BadParameter(f"{one} and {other} name the same file: use two files")
 
 
 def parse_column_names(texts: Iterable[str] | None) -> list[str]:
-    """Parse column names in texts like ``a,b``; quotes protect commas as in CSV. Raises `SpecError`."""
+    """Parse column names in texts like ``a,b``. As in CSV, quotes protect commas. Raises `SpecError`."""
     out: list[str] = []
     for text in texts or ():
         try:
             out += [name.strip() for line in csv.reader([text], skipinitialspace=True) for name in line if name.strip()]
         except csv.Error as error:
-            raise SpecError(f"columns {text!r}", str(error), "put a name with a line's end in quotes") from None
+            raise SpecError(f"columns {text!r}", str(error), "put a name with a line break in quotes") from None
     return out
 
 
@@ -179,12 +181,15 @@ def parse_projection(texts: Iterable[str]) -> dict[str, str]:
 
 
 def parse_lateness(text: str | None, column: str | None, kind: pa.DataType | None) -> int | None:
-    """Parse a span of time in the unit of the time column. Raises `SpecError` if it is not a whole number of units."""
+    """Parse a duration into units of the time column.
+
+    Raises `SpecError` if the duration is not a whole number of units.
+    """
     if text is None or text.isdecimal():
         return None if text is None else int(text)
     match, asked = _SPAN.fullmatch(text.strip()), f"--lateness {text}"
     if not match:
-        raise SpecError(asked, "that is no span of time", "write a number, or a number with ns, us, ms, s, min, h or d")
+        raise SpecError(asked, "that is not a duration", "write a number, or a number with ns, us, ms, s, min, h or d")
     if kind is None or not (pat.is_timestamp(kind) or pat.is_date(kind)):
         raise SpecError(asked, f"{column!r} is {kind}, which has no unit", "write a plain number")
     unit = kind.unit if pat.is_timestamp(kind) else "d" if pat.is_date32(kind) else "ms"
@@ -195,7 +200,11 @@ def parse_lateness(text: str | None, column: str | None, kind: pa.DataType | Non
 
 
 def parse_merge(texts: Iterable[str] | None) -> dd.Merge | Literal["first_row"] | None:
-    """Parse ``--merge``: a strategy by column, ``default=`` for the others, or ``first_row``. Raises `SpecError`.
+    """Parse ``--merge``.
+
+    The option is ``first_row``, or names a strategy for each column; ``default=`` stands for all other columns.
+
+    Raises `SpecError`.
 
     >>> parse_merge(["visits=sum", "tags=union(9)", "default=first_non_null"]).strategies["tags"].limit
     9
@@ -209,8 +218,9 @@ def parse_merge(texts: Iterable[str] | None) -> dd.Merge | Literal["first_row"] 
     for text in given:
         match = _STRATEGY.fullmatch(text)
         if not match or match[1] in columns:
-            found = "that column is named twice" if match else "that is no column and strategy"
-            raise SpecError(f"--merge {text}", found, f"write COLUMN=STRATEGY, of {sorted(MAKERS)}; or first_row alone")
+            found = "that column is named twice" if match else "that is not COLUMN=STRATEGY"
+            remedy = f"write COLUMN=STRATEGY, with a strategy of {sorted(MAKERS)}; or first_row alone"
+            raise SpecError(f"--merge {text}", found, remedy)
         strategy: dict[str, Any] = {"name": match[2]}
         if match[3] is not None:
             limited = match[2] != "join_text"
@@ -221,7 +231,9 @@ def parse_merge(texts: Iterable[str] | None) -> dd.Merge | Literal["first_row"] 
 
 
 def parse_column_groups(texts: Iterable[str] | None) -> dict[str | tuple[str, ...], Sequence[str]]:
-    """Parse ``--group``: order columns, ``=``, columns. Raises `SpecError`.
+    """Parse ``--group``: first order columns, then ``=``, then the columns that belong to the order columns.
+
+    Raises `SpecError`.
 
     >>> parse_column_groups(["paid_at=amount,currency"])
     {('paid_at',): ['amount', 'currency']}
@@ -237,7 +249,7 @@ def parse_column_groups(texts: Iterable[str] | None) -> dict[str | tuple[str, ..
 
 
 def build_spec(ask: VerbOptions, schema: pa.Schema) -> dd.Upsert:
-    """Build the spec that the options describe. Raises `SpecError`."""
+    """Build the upsert spec that the options describe. Raises `SpecError`."""
     delete: Any = ask.delete
     if ask.tombstone is not None:
         column, equals, value = ask.tombstone.partition("=")
@@ -267,9 +279,9 @@ def build_spec(ask: VerbOptions, schema: pa.Schema) -> dd.Upsert:
 
 
 def plan_flow(ask: VerbOptions, schema: pa.Schema) -> dd.Flow:
-    """Build the flow: one input, its filters, its projection, its count, and the output `OUT`.
+    """Build the flow. The flow has one input, filters, a projection, a count, and the output `OUT`.
 
-    Raises `SpecError` or `ExpressionError`, and names the option that does not fit.
+    Raises `SpecError` or `ExpressionError` with the name of the wrong option.
     """
     flow = dd.Flow()
     rows: dd.Collection = flow.upserts(

@@ -2,8 +2,8 @@
 
 `ddflow/cli/file_run.py` does the work.
 
-Guarantees: after each file the collection holds exactly the rows of the file, within the scope. The output holds the
-updates from one file to the next, in ascending order of time.
+Guarantees: after each file the collection holds exactly the rows of that file, within the scope. The output holds the
+updates from each file to the next, in ascending order of time.
 
 >>> replace.__name__
 'replace'
@@ -18,16 +18,16 @@ from ddflow.cli.arguments import OF_COUNTS, OF_EVENTS, OF_MESSAGES, VerbOptions,
 def replace(ask: VerbOptions) -> None:
     """Turn successive full files into differences.
 
-    Every file holds *all* rows of its time. A key that it does not name is deleted. `_time` is 1 for the first file,
-    then 2, 3, ... A key that is in a file twice is an error.
+    Every file holds *all* rows of its time. A key that the file lacks is deleted. `_time` is 1 for the first file,
+    then 2, 3, ... A key that occurs twice in a file is an error.
 
-    A file without rows is refused, because it would delete everything (`--allow-empty`). `--max-absent 50%` stops at
-    one that lacks more.
+    A file without rows is refused, because it would delete everything; `--allow-empty` accepts it. `--max-absent 50%`
+    stops at a file that lacks more than half of the keys.
 
-    With `--scope` the files hold all rows of that scope; all other rows stay as they are.
+    With `--scope`, the files hold all rows of that scope, and rows outside the scope stay unchanged.
 
-    With `--state` the first file is compared with what the state holds: give it one file a day, and with `--at` its
-    day, which then is `_time`.
+    With `--state` the first file is compared with the contents of the state, so you can pass one file each day. With
+    `--at` you pass the day of the file, which becomes `_time`.
 
     Examples:
 

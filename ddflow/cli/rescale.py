@@ -21,21 +21,20 @@ from ddflow.terminal import format_count
 def rescale(
     state: State,
     partitions: Annotated[
-        int, typer.Option("--partitions", metavar="N", show_default=False, help="How many partitions it shall have.")
+        int, typer.Option("--partitions", metavar="N", show_default=False, help="The new number of partitions.")
     ],
     memory: Rewriting = None,
     trust: Trust = "owner",
-    as_json: Annotated[bool, typer.Option("--json", help="What was done as one JSON object.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
 ) -> None:
     """Split or join the partitions of a state.
 
     A state on Spark has as many partitions as its epochs have tasks. A state of `ddflow diff --state` or `flow.open`
-    has one. The rows, history and waiting events of each new partition are cut out of the old ones' files, merged, and
-    written to new files. The result is published as another version of the same epoch; until then the state is as it
-    was. A writer is fenced. If a writer commits first, it wins, and nothing happens here.
+    has one partition. For each new partition, the verb collects its rows, history and waiting events from the old
+    files, and writes new files. The result is published as another version of the same epoch. A writer is fenced. If a
+    writer commits first, the writer wins, and nothing changes here.
 
-    A plan with functions of one's own is rescaled from Python: `ddflow.partitions.rescale.rescale(state, 64,
-    flow=flow)`.
+    If a plan has Python functions, rescale it from Python: `ddflow.partitions.rescale.rescale(state, 64, flow=flow)`.
 
     Examples:
 
@@ -51,10 +50,10 @@ def rescale(
     if as_json:
         say(json.dumps({"state": state} | done._asdict()))
     elif done.before == done.partitions:
-        say(f"{state} has {format_count(done.partitions, 'partition')} already (epoch {done.epoch})")
+        say(f"{state} already has {format_count(done.partitions, 'partition')} (epoch {done.epoch})")
     else:
         say(
-            f"{state} has {format_count(done.partitions, 'partition')}, and had {done.before:,}: "
+            f"{state} has {format_count(done.partitions, 'partition')}, before {done.before:,}: "
             f"{format_count(done.versions, 'row')} and {format_count(done.pending, 'waiting event')} moved "
             f"(epoch {done.epoch})"
         )

@@ -2,7 +2,7 @@
 
 `ddflow/tools/rollback.py` does the work.
 
-Guarantees: nothing happens without consent, at the terminal or by ``--yes``. Nothing is deleted.
+Guarantees: the verb changes the state only after consent, at the terminal or by ``--yes``. It deletes nothing.
 
 >>> rollback.__name__
 'rollback'
@@ -33,23 +33,23 @@ def rollback(
             "--to-epoch",
             metavar="N",
             show_default=False,
-            help="Back to the state after this epoch. Without: the last whole version before the newest.",
+            help="Go back to the state after this epoch. Without it, to the last intact version before the newest.",
         ),
     ] = None,
-    versions: Annotated[bool, typer.Option("--list", help="List the versions that are kept, and do nothing.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    versions: Annotated[bool, typer.Option("--list", help="Only list the versions that are kept.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
     trust: Trust = "owner",
-    as_json: Annotated[bool, typer.Option("--json", help="What was done, or the list, as one JSON object.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result, or the list, as JSON.")] = False,
 ) -> None:
-    """Go back to an older version of a state, when the newest is damaged or was a mistake.
+    """Go back to an older version of a state, if the newest version is damaged or was a mistake.
 
-    All files of that version are read, compared with their checksums, and copied. The copy is published as a new
-    version, with the next number. Nothing is deleted; a damaged manifest stays. A writer is fenced. Later epochs no
-    longer exist and can be given again. Their files in a folder of outputs are hidden and listed, and `ddflow gc`
-    deletes them a day later.
+    All files of the older version are read, compared with their checksums, and copied. The copy is published as a new
+    version, with the next number. Nothing is deleted, not even a damaged manifest. A writer is fenced. Later epochs no
+    longer exist, so you can pass their input again. The files of these epochs in a folder of outputs are hidden and
+    listed, and `ddflow gc` deletes them a day later.
 
-    The two newest versions are kept, others for a minute or for what `grace=` says. For an older version use a copy, or
-    replay the log.
+    The two newest versions are always kept. Older versions are kept for a minute, or as long as `grace=` says. For a
+    version that is no longer kept, use a backup, or replay the log.
 
     Examples:
 
@@ -70,10 +70,10 @@ def rollback(
         return
     if not yes:
         if not sys.stdin.isatty():
-            raise typer.BadParameter("going back loses what was committed since: say --yes, or answer at a terminal")
+            raise typer.BadParameter("a rollback loses all later epochs: pass --yes, or answer at a terminal")
         for each in found:
             say(_format_version(each), err=True)
-        where = "the last whole version before the newest" if to_epoch is None else f"epoch {to_epoch}"
+        where = "the last intact version before the newest" if to_epoch is None else f"epoch {to_epoch}"
         typer.confirm(f"go back to {where}, and lose all later epochs?", abort=True, err=True)
     with show_amount_progress("reading and copying", None, format_size) as tick:
         done = tool.rollback(state, to_epoch, **choices, look=tick)
@@ -98,21 +98,21 @@ def _report_result(state: State, done: Any, as_json: bool) -> None:
         )
         return
     if done.manifest.number == done.version:
-        say(f"{state} is at epoch {done.manifest.epoch} already (manifest {done.version})")
+        say(f"{state} is already at epoch {done.manifest.epoch} (manifest {done.version})")
     else:
         say(
-            f"{state} is at epoch {done.manifest.epoch} again: manifest {done.manifest.number} says what "
-            f"{done.version} said"
+            f"{state} is at epoch {done.manifest.epoch} again: manifest {done.manifest.number} has the contents of "
+            f"manifest {done.version}"
         )
     for wrong in done.passed:
-        say(f"passed over: {wrong}")
+        say(f"skipped: {wrong}")
     for path in done.hidden:
-        say(f"hidden, of an epoch that is no more: {path}")
+        say(f"hidden, because its epoch no longer exists: {path}")
     for name, source in done.manifest.sources.items():
-        say(f"the source {name!r} ({source.target}) is read from its position of epoch {done.manifest.epoch} on")
+        say(f"the source {name!r} ({source.target}) is read again from its position at epoch {done.manifest.epoch}")
     for name, epoch in done.ahead.items():
-        ends = f"may have epochs up to {epoch}, which are no more"
-        say(f"the sink of {name!r} {ends}: ddflow sync gives it the difference")
+        ends = f"may have epochs up to {epoch}, which no longer exist"
+        say(f"the sink of {name!r} {ends}: ddflow sync writes the difference to it")
 
 
 def _describe_version(version: OldVersion) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 This file parses the options, loads the flow and locks the state. `Engine.run` does the work.
 
 Guarantees: only one run at a time uses a state. If a run creates a state and fails before its first epoch, it removes
-the state. The first signal ends the run after the epoch in progress.
+the state. The first signal ends the run after the current epoch.
 
 >>> split_named_values(["orders=files:landing/*.csv"], "--from")
 {'orders': ['files:landing/*.csv']}
@@ -39,14 +39,14 @@ if TYPE_CHECKING:
 
 
 class StateLock:
-    """A lock on a state while it runs. ``state``, ``trust``: as in `Flow.open`.
+    """A lock on a state, held for the duration of a run. ``state`` and ``trust`` mean the same as in `Flow.open`.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder, StateLock(folder), StateLock(folder):
     ...     pass
     Traceback (most recent call last):
         ...
-    ddflow.errors.StateRefused: run on the state ...: another run has it; stop that one, or give this one a state of ...
+    ddflow.errors.StateRefused: run on the state ...: another run uses it; stop the other run, or use a separate state
     """
 
     def __init__(self, state: str, trust: str = "owner") -> None:
@@ -60,7 +60,7 @@ class StateLock:
         return self
 
     def acquire(self) -> None:
-        """Lock the state, once it exists; a second call does nothing. Raises `StateRefused`."""
+        """Lock the state if it exists and is not locked yet. Raises `StateRefused`."""
         import fcntl
 
         if self._lock is not None or not os.path.isdir(self.state):
@@ -71,13 +71,16 @@ class StateLock:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 self._unlock()
-                remedy = "stop that one, or give this one a state of its own"
-                raise StateRefused(f"run on the state {self.state}", "another run has it", remedy) from None
+                remedy = "stop the other run, or use a separate state"
+                raise StateRefused(f"run on the state {self.state}", "another run uses it", remedy) from None
             except OSError:  # a file system without locks
                 self._unlock()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """Release the state; after an error, remove it if it is new and no other run holds it."""
+        """Release the state.
+
+        After an error, first remove a new state that has no commits, unless another run has locked it.
+        """
         if error is not None and self._made:
             with suppress(StateRefused):
                 self.acquire()
@@ -86,7 +89,10 @@ class StateLock:
         self._unlock()
 
     def _has_commits(self) -> bool:
-        """Return whether the state has commits, or may have some."""
+        """Return True if the state has commits.
+
+        If the state cannot be read, return True, because the state may have commits.
+        """
         from ddflow.storage.manifest import load_newest_manifest
         from ddflow.storage.opening import open_existing_store
 
@@ -106,11 +112,11 @@ class StateLock:
 FlowFile = Annotated[
     str,
     typer.Argument(
-        metavar="FLOW.PY[:NAME]", show_default=False, help="A file of Python, and the flow in it; `flow` by default."
+        metavar="FLOW.PY[:NAME]", show_default=False, help="A Python file and the name of its flow; `flow` by default."
     ),
 ]
 OwnState = Annotated[
-    str, typer.Option("--state", metavar="FOLDER", show_default=False, help="The state, made where there is none.")
+    str, typer.Option("--state", metavar="FOLDER", show_default=False, help="The state; a missing one is created.")
 ]
 From = Annotated[
     list[str] | None,
@@ -118,11 +124,11 @@ From = Annotated[
         "--from",
         metavar="INPUT=KIND:WHERE",
         show_default=False,
-        help="A source: files:PATTERN (of full files files:PATTERN:full; of another ending :format=csv; of text "
-        ":delimiter=;, :null=NA, :encoding=cp1252, :decimal=, :thousands=. and :dates=%d.%m.%Y behind it; of columns "
-        "with other names :rename=OLD=NEW; given again for an input, it is a further pattern), "
-        "sqlite:FILE#TABLE, duckdb:FILE#TABLE, delta:TABLE, kafka://SERVERS/TOPIC, "
-        "postgres://HOST/DATABASE#TABLE. @FILE: the lines of a file. May be repeated.",
+        help="A source: files:PATTERN, sqlite:FILE#TABLE, duckdb:FILE#TABLE, delta:TABLE, kafka://SERVERS/TOPIC, or "
+        "postgres://HOST/DATABASE#TABLE. Options follow a pattern: :full if each file holds all rows, :format=csv for "
+        "another extension, :rename=OLD=NEW for columns with other names, and for text :delimiter=;, :null=NA, "
+        ":encoding=cp1252, :decimal=, :thousands=. and :dates=%d.%m.%Y. Repeat --from for other inputs, or for "
+        "further patterns of an input. @FILE reads these values from the lines of a file.",
     ),
 ]
 To = Annotated[
@@ -132,8 +138,8 @@ To = Annotated[
         metavar="OUTPUT=KIND:WHERE",
         show_default=False,
         help="A sink: sqlite:FILE#TABLE, duckdb:FILE#TABLE, kafka://SERVERS/TOPIC, "
-        "postgres://HOST/DATABASE#TABLE, delta:FOLDER, iceberg:NAMESPACE.TABLE, parquet:FOLDER. @FILE: the lines of a "
-        "file. May be repeated.",
+        "postgres://HOST/DATABASE#TABLE, delta:FOLDER, iceberg:NAMESPACE.TABLE, parquet:FOLDER. @FILE reads these "
+        "values from the lines of a file. May be repeated.",
     ),
 ]
 Modes = Annotated[
@@ -142,7 +148,7 @@ Modes = Annotated[
         "--mode",
         metavar="OUTPUT=MODE",
         show_default=False,
-        help="How rows are written: upsert, changelog, retract, debezium, updates. May be repeated.",
+        help="How the sink of an output writes rows: upsert, changelog, retract, debezium, updates. May be repeated.",
     ),
 ]
 
@@ -150,21 +156,34 @@ Modes = Annotated[
 Lateness = Annotated[
     str | None,
     typer.Option(
-        "--lateness", metavar="N", show_default=False, help="Hold-back mode: how late events come: 10s, or a number."
+        "--lateness",
+        metavar="N",
+        show_default=False,
+        help="In hold-back mode, how late events may arrive: 10s, or a number.",
     ),
 ]
 Idle = Annotated[
     str | None,
     typer.Option(
-        "--idle", metavar="SPAN", show_default=False, help="A source that is silent for so long holds no time open."
+        "--idle",
+        metavar="SPAN",
+        show_default=False,
+        help="In hold-back mode, do not wait for a source that sent nothing for this long, such as 30s.",
     ),
 ]
 Rows = Annotated[
-    int | None, typer.Option("--rows", metavar="N", show_default=False, help="After so many an epoch ends before.")
+    int | None,
+    typer.Option(
+        "--rows", metavar="N", show_default=False, help="End an epoch after this many rows, before --interval is over."
+    ),
 ]
-Until = Annotated[str | None, typer.Option("--until", metavar="SPAN", show_default=False, help="End after so long.")]
+Until = Annotated[
+    str | None,
+    typer.Option("--until", metavar="SPAN", show_default=False, help="End the run after this duration, such as 10min."),
+]
 NewColumns = Annotated[
-    str, typer.Option("--evolve", metavar="add|stop", help="Take columns that are new at a source, or end the run.")
+    str,
+    typer.Option("--evolve", metavar="add|stop", help="Add columns that are new at a source, or stop the run."),
 ]
 MaxAbsent = Annotated[
     str | None,
@@ -172,17 +191,31 @@ MaxAbsent = Annotated[
         "--max-absent",
         metavar="N|P%",
         show_default=False,
-        help="Stop at full contents that would delete more keys than this: 100, or 50% of them.",
+        help="Stop at full contents that would delete more keys than this: a number (100), or a share of all keys "
+        "(50%).",
     ),
 ]
-Backlog = Annotated[str, typer.Option("--sink-backlog", metavar="SIZE", help="Of updates that may wait for a sink.")]
+Backlog = Annotated[
+    str,
+    typer.Option(
+        "--sink-backlog",
+        metavar="SIZE",
+        help="The most bytes of updates that may wait for a sink; beyond it, no more input is read.",
+    ),
+]
 Patience = Annotated[
-    str, typer.Option("--give-up-after", metavar="SPAN|never", help="How long failures are tried again.")
+    str, typer.Option("--give-up-after", metavar="SPAN|never", help="Retry a failure for this long, then stop.")
 ]
 
 
 Memory = Annotated[
-    str | None, typer.Option("--memory", metavar="SIZE", show_default=False, help="A budget, such as 512MB.")
+    str | None,
+    typer.Option(
+        "--memory",
+        metavar="SIZE",
+        show_default=False,
+        help="The memory budget of the state, such as 512MB; the part that does not fit stays in its files.",
+    ),
 ]
 Retain = Annotated[
     int | None,
@@ -191,8 +224,8 @@ Retain = Annotated[
         metavar="N",
         show_default=False,
         min=0,
-        help="How far before the last time can be read, from here on: numbers, days, or of moments their unit, mostly "
-        "microseconds. Without: as before.",
+        help="How far before the last time the state can be read, from this run on: in numbers, in days, or in the "
+        "unit of timestamps, mostly microseconds. Without it, unchanged.",
     ),
 ]
 Metrics = Annotated[
@@ -201,9 +234,14 @@ Metrics = Annotated[
         "--metrics",
         metavar="[HOST:]PORT",
         show_default=False,
-        help="Serve figures for Prometheus at /metrics, to this machine unless HOST is 0.0.0.0.",
+        help="Serve metrics to Prometheus at /metrics. Only this machine can read them, unless HOST is 0.0.0.0.",
     ),
 ]
+
+
+Follow = Annotated[bool, typer.Option("--follow", help="Keep reading input that arrives later, until a signal.")]
+Lines = Annotated[bool, typer.Option("--lines", help="Read each line of a file as a message in the input's format.")]
+Room = Annotated[str, typer.Option("--room", metavar="SIZE", help="End an epoch at about this many bytes of rows.")]
 
 
 def run(
@@ -212,11 +250,11 @@ def run(
     from_: From = None,
     to: To = None,
     mode: Modes = None,
-    follow: Annotated[bool, typer.Option("--follow", help="Go on with what comes later, until a signal.")] = False,
-    lines: Annotated[bool, typer.Option("--lines", help="Each line of a file is a message of a format.")] = False,
-    interval: Annotated[str, typer.Option("--interval", metavar="SPAN", help="Of an epoch.")] = "1s",
+    follow: Follow = False,
+    lines: Lines = False,
+    interval: Annotated[str, typer.Option("--interval", metavar="SPAN", help="The duration of an epoch.")] = "1s",
     rows: Rows = None,
-    room: Annotated[str, typer.Option("--room", metavar="SIZE", help="Of rows in an epoch, about.")] = "64MB",
+    room: Room = "64MB",
     evolve: NewColumns = "add",
     max_absent: MaxAbsent = None,
     until: Until = None,
@@ -227,11 +265,11 @@ def run(
     memory: Memory = None,
     retain: Retain = None,
     metrics: Metrics = None,
-    verbose: Annotated[bool, typer.Option("--verbose", help="Log each epoch and failure to stderr, timed.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Log each epoch and failure with its time.")] = False,
     trust: Trust = "owner",
-    as_json: Annotated[bool, typer.Option("--json", help="What was done as one JSON object.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
 ) -> None:
-    """Follow sources: an epoch of what came, committed with its positions, then given to the sinks, each once.
+    """Read sources in epochs, commit each epoch with its positions, and deliver it to the sinks exactly once.
 
     Examples:
 
@@ -241,11 +279,10 @@ def run(
       --to by_city=sqlite:shop.db#cities`
 
     * `ddflow run flow.py --state state/shop --from 'orders=files:nightly/*.csv:full' --max-absent 50%` (each file holds
-      all rows, so a key that it does not name is deleted)
+      all rows, so ddflow deletes a key that the file lacks)
 
     * `ddflow run live.py --state state/live --from 'shop=postgres://me@db/shop?slot=by_city#orders,customers' --follow
-      --to by_city=postgres://me@db/shop` (several tables, which feed the inputs of their names; `TABLE=INPUT` for
-      another)
+      --to by_city=postgres://me@db/shop` (each table feeds the input of its name; `TABLE=INPUT` names another input)
     """
     from ddflow.connectors.address import parse_source
     from ddflow.engine.run.options import RunOptions, check_run_arguments
@@ -278,7 +315,7 @@ def run(
 
 
 def _enable_log(verbose: bool) -> None:
-    """Log each epoch and failure if ``verbose``."""
+    """Configure logging: with ``verbose``, each epoch and failure is logged to stderr."""
     if verbose:
         logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
         for handler in logging.getLogger().handlers:  # logs of other libraries are masked as well
@@ -290,17 +327,17 @@ def _report_unfed_inputs(given: "dd.Flow", sources: "dict[str, Source]") -> None
     """Report the inputs that have no source."""
     fed = {each for name, source in sources.items() for each in source.inputs(name)}
     if unfed := [each for each in given.inputs if each not in fed]:
-        say(f"ddflow: no source feeds {', '.join(map(repr, unfed))}, so nothing comes there: see --from", err=True)
+        say(f"ddflow: no source feeds {', '.join(map(repr, unfed))}, so no rows arrive there: see --from", err=True)
 
 
 def _warn_of_events_after_full(engine: "dd.Engine", sources: "dict[str, Source]") -> None:
-    """Warn if files are read as events for the first time into an input that has received full contents."""
+    """Warn if an input has received full contents, and files are now read into it as events for the first time."""
     assert engine.durable is not None
     for name, source in sources.items():
         fed, known = engine.dataflow.fed.get(name), name in engine.durable.log.sources
         if source.kind == "files" and not getattr(source, "full", False) and not known and fed and fed.full_call_count:
-            held = f"the state was fed full contents of {name!r}, and files are read as events"
-            say(f"{held}; where each file holds all rows, write files:PATTERN:full", err=True)
+            held = f"the state was fed full contents of {name!r}, but files are now read as events"
+            say(f"{held}; if each file holds all rows, write files:PATTERN:full", err=True)
 
 
 def _report_run(epoch: int, done: "RunDone", as_json: bool) -> None:
@@ -312,12 +349,12 @@ def _report_run(epoch: int, done: "RunDone", as_json: bool) -> None:
     epochs, updates = format_count(done.epochs, "epoch"), format_count(done.updates, "update")
     took = f"{format_count(done.rows, 'row')} in {epochs}, {updates}"
     if not done.epochs:
-        took = "no rows, only positions moved," if done.moved else "nothing new"
+        took = "no rows, only new positions," if done.moved else "nothing new"
     say(f"{took} in {done.seconds:.2f} s; epoch {epoch:,}{has} ({done.stopped})", err=True)
 
 
 def _serve_metrics(flow: str, where: str) -> "PrometheusExporter":
-    """Make an exporter for a flow's file, and serve its metrics."""
+    """Create a Prometheus exporter named after the file of the flow, and serve its metrics."""
     from ddflow import exporters
 
     return exporters.prometheus(Path(flow.partition(":")[0]).stem, serve=where)
@@ -336,27 +373,27 @@ def make_sinks(to: Sequence[str] | None, mode: Sequence[str] | None) -> "dict[st
 
 
 def split_named_values(given: Sequence[str] | None, option: str) -> dict[str, list[str]]:
-    """Split ``NAME=REST`` options by name. ``@FILE`` gives the lines of a file. Raises `typer.BadParameter`.
+    """Split options of the form ``NAME=REST`` by name. ``@FILE`` stands for the lines of a file.
 
-    Only ``--from`` may repeat a name.
+    Only ``--from`` may repeat a name. Raises `typer.BadParameter`.
     """
     from ddflow.storage.address import mask_address
 
     found = dict[str, list[str]]()
     for text in chain.from_iterable(map(_expand_file_argument, given or ())):
         name, equals, rest = text.partition("=")
-        # An address without its name may contain "=" as well.
+        # An address without a name can also contain "=".
         if not equals or not name or not rest or ":" in name or "@" in name:
             raise typer.BadParameter(f"{option} {mask_address(text)}: write NAME=...")
         if name in found and option != "--from":
-            two = "; give it a second name in the flow: flow.output(...)" if option == "--to" else ""
-            raise typer.BadParameter(f"{option} {name}=...: it is given twice{two}")
+            two = "; declare a second output with another name: flow.output(...)" if option == "--to" else ""
+            raise typer.BadParameter(f"{option} {name}=...: it is repeated{two}")
         found.setdefault(name, []).append(rest)
     return found
 
 
 def _expand_file_argument(text: str) -> list[str]:
-    """Return the lines of the file after ``@``, so that a list of processes does not show them.
+    """Return the lines of the file after ``@``, so that a list of processes does not show passwords in them.
 
     Raises `typer.BadParameter`.
     """
@@ -365,7 +402,7 @@ def _expand_file_argument(text: str) -> list[str]:
     try:
         return [line.strip() for line in Path(text[1:]).read_text().splitlines() if line.strip()]
     except (OSError, UnicodeError) as error:
-        raise typer.BadParameter(f"{text}: {error}; give a file with a line NAME=KIND:WHERE") from None
+        raise typer.BadParameter(f"{text}: {error}; use a text file with lines NAME=KIND:WHERE") from None
 
 
 def load_flow(text: str) -> "dd.Flow":
@@ -376,15 +413,15 @@ def load_flow(text: str) -> "dd.Flow":
     if not os.path.exists(text) and ":" in text:
         path, _, name = text.rpartition(":")
     if not os.path.isfile(path):
-        raise SpecError(f"run {path}", "there is no such file", "give a file of Python that makes a flow")
+        raise SpecError(f"run {path}", "there is no such file", "pass a Python file that defines a flow")
     found = _run_python_file(path).get(name)
     if not isinstance(found, Flow):
-        raise SpecError(f"run {path}", f"{name!r} is no flow in it", "write flow = dd.Flow(), or FILE:NAME")
+        raise SpecError(f"run {path}", f"it has no flow {name!r}", "write flow = dd.Flow() in it, or pass FILE:NAME")
     return found
 
 
 def _run_python_file(path: str) -> dict[str, Any]:
-    """Run a Python file, which may import its neighbours, and return its names.
+    """Run a Python file, which may import modules from its own folder, and return its global names.
 
     Raises `SpecError` for errors in the file.
     """
@@ -399,13 +436,13 @@ def _run_python_file(path: str) -> dict[str, Any]:
             where = f"{error.filename}, line {error.lineno}"
         else:
             frames = traceback.extract_tb(error.__traceback__)
-            # The last line of the user's own code, because the failure may be deep in a library.
+            # Find the last line of the user's own code, because the error may come from deep in a library.
             own = [each for each in frames if os.path.abspath(each.filename).startswith(folder + os.sep)]
             where = ", ".join(f"{each.filename}, line {each.lineno}: {each.line}" for each in own[-1:]) or path
         said = error.msg if isinstance(error, SyntaxError) else str(error)
         found = f"{type(error).__name__}: {said}"
         raise SpecError(
-            f"run {path}", f"{where}: {found}", "mend the file; --debug shows the whole traceback"
+            f"run {path}", f"{where}: {found}", "fix the file; --debug shows the complete traceback"
         ) from error
     finally:
         sys.path.remove(folder)

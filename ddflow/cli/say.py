@@ -21,20 +21,26 @@ from ddflow.errors import mask_secrets
 from ddflow.terminal import escape_lines, make_console
 
 Tick = Callable[..., None]
-"""A function to call with the amounts done since the last call; the first amount counts towards the total."""
+"""A function that reports progress: each call passes the amounts since the previous call.
+
+The progress bar adds up the first amount of each call, and shows the sum as a part of the total.
+"""
 
 
 def say(text: str = "", err: bool = False, drawn: bool = False) -> None:
-    """Print lines, on stderr without secrets.
+    """Print lines to stdout, or with ``err`` to stderr. On stderr, secrets are masked.
 
-    ``drawn``: `ddflow.terminal.make_console` made the text, so its control sequences stay.
+    ``drawn``: True if `ddflow.terminal.make_console` made the text, so that its control sequences stay.
     """
     text = mask_secrets(text) if err else text
     typer.echo(text if drawn else escape_lines(text), err=err)
 
 
 def show_progress(total: int | None, hidden: bool = False) -> AbstractContextManager[Tick]:
-    """Show the rows read and the updates written while the block runs. ``total``: all rows; None if unknown."""
+    """Show the rows read and the updates written while the block runs.
+
+    ``total`` is the number of all rows, or None if it is unknown.
+    """
     return _show_bar(
         _choose_initial_text,
         total,
@@ -51,7 +57,7 @@ def format_rows(amount: int) -> str:
 def show_amount_progress(
     doing: str, total: int | None = None, unit: Callable[[int], str] = format_rows, hidden: bool = False
 ) -> AbstractContextManager[Tick]:
-    """Show the amount read while the block runs. ``unit``: formats an amount."""
+    """While the block runs, show the amount that was read so far. ``unit`` is a function that formats an amount."""
     return _show_bar(lambda: doing, total, lambda rate, read: f"{doing}: {unit(read)}, {unit(rate)}/s", hidden)
 
 
@@ -61,14 +67,15 @@ def _show_bar(
 ) -> Iterator[Tick]:
     """Show a progress bar while the block runs.
 
-    ``begin``: returns the first text. ``text``: returns the next texts from the rate and the amounts so far.
+    ``begin``: a function that returns the first text. ``text``: a function that returns each later text from the rate
+    and the amounts so far.
     """
     if hidden or not sys.stderr.isatty():
         yield lambda *more: None
         return
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
-    # A name in the text must not be read as markup.
+    # A name in the text could look like markup, but must be printed unchanged.
     columns = (SpinnerColumn(), BarColumn(), TextColumn("{task.description}", markup=False))
     done, began = [0, 0], perf_counter()
     with Progress(*columns, console=make_console(stderr=True), transient=True) as bar:
@@ -87,4 +94,4 @@ def _choose_initial_text() -> str:
 
     directory = cache_directory()
     cold = directory is None or not any(directory.glob("*.kernel"))
-    return "compiling: the first run on a machine takes some ten seconds more" if cold else "reading"
+    return "compiling: the first run on a machine takes about ten seconds more" if cold else "reading"

@@ -1,7 +1,7 @@
 """Run a SQL query over files: the verb ``ddflow sql``.
 
-A table is written `NAME=FILES:key=COLUMN:order-by=COLUMN`. With a key its rows are upserts, without one they are plain
-rows. Its options mean the same as in `diff`.
+The user writes a table as `NAME=FILES:key=COLUMN:order-by=COLUMN`. If a table has a key, its rows are upserts. If a
+table has no key, each row is appended. The options of a table mean the same as in `diff`.
 
 Guarantees: the answer equals the answer of the same query in Python.
 
@@ -39,7 +39,7 @@ OPTIONS: Final = ("key", "order-by", "tombstone", "diff")
 _NAMED: Final = re.compile(r"([^\W\d]\w*)=(.+)", re.DOTALL)
 
 Options = dict[str, list[str]]
-"""The options after the files of a table, each with its values."""
+"""The options that may follow the files of a table, and the values of each option."""
 
 
 class TableArgument(NamedTuple):
@@ -62,7 +62,7 @@ def parse_table(text: str) -> TableArgument:
 
     match = _NAMED.fullmatch(text)
     if match is None:
-        more = " (a name has letters, digits and _ only, and begins with no digit)" if "=" in text else ""
+        more = " (a name has only letters, digits and _, and does not begin with a digit)" if "=" in text else ""
         raise typer.BadParameter(f"{text}: write NAME=FILE[:key=COLUMNS], such as orders=orders.parquet:key=id{more}")
     try:
         return TableArgument(match[1], *split_address_options(match[2], (*OPTIONS, *WRITING), f"{match[1]}="))
@@ -71,7 +71,7 @@ def parse_table(text: str) -> TableArgument:
 
 
 def group_tables(texts: Sequence[str]) -> dict[str, list[TableArgument]]:
-    """Group the tables by name, each with its files."""
+    """Group the files by the name of their table."""
     out: dict[str, list[TableArgument]] = {}
     for each in map(parse_table, texts):
         out.setdefault(each.name, []).append(each)
@@ -86,10 +86,12 @@ def collect_table_options(name: str, parts: Sequence[TableArgument]) -> Options:
     for each in parts:
         options |= each.options
     if "key" in options and "diff" in options:
-        raise typer.BadParameter(f"the table {name!r} has a key and diff=: rows with a key count once; leave one out")
+        raise typer.BadParameter(
+            f"the table {name!r} has a key and diff=: a row with a key counts once; omit one of them"
+        )
     if "key" not in options and (others := sorted(options.keys() - {"diff", *WRITING})):
         other = others[0] if others[0] == FULL else f"{others[0]}="
-        raise typer.BadParameter(f"the table {name!r} has {other} and no key: write {name}=FILE:key=COLUMNS")
+        raise typer.BadParameter(f"the table {name!r} has {other} but no key: write {name}=FILE:key=COLUMNS")
     return options
 
 
@@ -133,32 +135,35 @@ Tables = Annotated[
     typer.Argument(
         metavar="NAME=FILE[:key=COLUMNS]...",
         show_default=False,
-        help="A table: its name, a file, a folder or a pattern, and the columns that identify a row; then, if need "
-        "be, :order-by=COLUMNS and :tombstone=COLUMN[=VALUE], or :full where each file holds all rows, so that a key "
-        "which a later file does not name is gone. Without a key, rows are appended: each counts once, or as often as "
-        ":diff=COLUMN says. What its files hold and how their text is written stand behind it, too, where tables "
-        "differ: :format=csv:delimiter=;. Repeated, the same name has more files.",
+        help="A table: a name, a file, folder or pattern, and the columns that identify a row. Optional after them: "
+        ":order-by=COLUMNS, :tombstone=COLUMN[=VALUE], or :full if each file holds all rows, so that a key that a "
+        "later file lacks is deleted. Without a key, rows are appended: each counts once, or :diff=COLUMN times. If "
+        "tables differ in format, their options follow too: :format=csv:delimiter=;. Repeat a name to add files to "
+        "its table.",
     ),
 ]
 
 
 @with_options(only=OF_TEXT | OF_MESSAGES)
 def sql(
-    query: Annotated[str, typer.Argument(metavar="QUERY", show_default=False, help="In Spark's SQL, over the tables.")],
+    query: Annotated[
+        str, typer.Argument(metavar="QUERY", show_default=False, help="A query over the tables, in Spark SQL.")
+    ],
     tables: Tables,
     ask: VerbOptions,
     output: Output = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an output file that exists.")] = False,
     diff: Annotated[
-        bool, typer.Option("--diff", help="The differences, file by file, rather than the rows at the end.")
+        bool, typer.Option("--diff", help="Write the differences, file by file, instead of the final rows.")
     ] = False,
     types: Types = None,
-    as_json: Annotated[bool, typer.Option("--json", help="With -o: what was done as one JSON object.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="With -o: print the result as one JSON object.")] = False,
 ) -> None:
-    """Ask a query of files of upserts: joins, groups, subqueries, tops.
+    """Run a SQL query over files of upserts, with joins, groups, subqueries and tops.
 
-    The first files of all tables are one epoch, the second ones the next; the full files (`:full`) among them are one
-    epoch, and the others the next one. The rows of the answer come as ORDER BY says, and in no order without.
+    The first files of all tables form one epoch, the second files form the next epoch, and so on. If some of the files
+    are full files (`:full`), all full files form one epoch, and all other files form the next epoch. The rows of the
+    answer have the order of ORDER BY. Without ORDER BY, no order is promised.
 
     Examples:
 
@@ -172,7 +177,7 @@ def sql(
     group by c.city" orders=monday.csv:key=id orders=tuesday.csv customers=customers.csv:key=id --diff -o changes.csv`
     """
     if as_json and output in (None, "-"):
-        raise typer.BadParameter("--json: rows go to stdout; write them to a file with -o")
+        raise typer.BadParameter("--json and the rows would both go to stdout: write the rows to a file with -o FILE")
     import ddflow as dd
     from ddflow.cli.input_files import build_file_options
     from ddflow.cli.output import open_row_output
@@ -221,7 +226,10 @@ def _declare_table(
     options: "FileOptions",
     messages: tuple[str | None, str],
 ) -> "MultiFileReader":
-    """Open the files of a table and make it an input of the flow. ``messages``: the arguments of `parse_format`."""
+    """Open the files of a table, and make the table an input of the flow.
+
+    ``messages``: the arguments of `parse_format`.
+    """
     from ddflow.cli.input_files import warn_of_text_columns
     from ddflow.cli.plan import find_message_columns, parse_format
     from ddflow.columns.casts import parse_types
@@ -246,7 +254,10 @@ def _declare_table(
 
 
 def _plan_query(flow: "dd.Flow", query: str, diff: bool) -> "tuple[PlannedQuery, Sequence[OrderColumn]]":
-    """Plan the query: return its collection, stored unless ``diff``, and the order of its rows."""
+    """Plan the query; return its collection and the order of its rows.
+
+    The collection is stored, unless ``diff`` is true.
+    """
     from ddflow.operators.row_order import parse_order_columns
     from ddflow.plan.sql import PlannedQuery, plan_sorted_query
 
@@ -257,7 +268,7 @@ def _plan_query(flow: "dd.Flow", query: str, diff: bool) -> "tuple[PlannedQuery,
 
 
 def _has_stored_rows(of: Any) -> bool:
-    """Return whether all rows of a collection are stored somewhere; appended rows are not. O(nodes)."""
+    """Return whether a node of the plan stores the rows of a collection. Appended rows are not stored. O(nodes)."""
     ahead, seen = [of], set[Any]()
     while ahead:
         each = ahead.pop()
@@ -281,7 +292,7 @@ def _open_bad_output(flow: "dd.Flow", path: Path | None, overwrite: bool, stack:
 
 
 def _ingest_files(engine: "dd.Engine", readers: dict[str, Any], full: "set[str]") -> "Iterator[dd.Step]":
-    """Ingest full files as one step, and the others as the next step."""
+    """Ingest the full files as one step, and all other files as the next step."""
     whole = {name: readers.pop(name) for name in list(readers) if name in full}
     if whole:
         yield engine.replace(whole)
@@ -308,7 +319,7 @@ def _report_result(
 
 
 def _show_progress(given: "dict[str, MultiFileReader]", out: Any) -> "AbstractContextManager[Tick]":
-    """Show the rows read so far, unless rows of the answer go to the same terminal."""
+    """Show the number of rows read so far, unless the rows of the answer go to the same terminal."""
     from ddflow.cli.output import JsonLines
 
     counts = [source.rows for source in given.values()]
@@ -319,7 +330,10 @@ def _show_progress(given: "dict[str, MultiFileReader]", out: Any) -> "AbstractCo
 def _open_readers(
     given: "dict[str, MultiFileReader]", files: Sequence[str | None], full: "set[str]", shown: "Tick"
 ) -> tuple[dict[str, Any], list[int]]:
-    """Open the next file of each table that has one; return the readers, and how many rows each gave."""
+    """Open the next file of each table that has more files.
+
+    Return the readers, and a count of the rows that each reader has given.
+    """
     import pyarrow as pa
 
     from ddflow.cli.input_files import read_rows
@@ -346,13 +360,13 @@ def _refuse_empty_file(rows: "Iterator[pa.RecordBatch]", file: str) -> "Iterator
 
     first = next(rows, None)
     if first is None:
-        raise UnreadableInput(file, "it has no rows, so every key would be deleted", "leave it out")
+        raise UnreadableInput(file, "it has no rows, so every key would be deleted", "omit this file")
     yield first
     yield from rows
 
 
 def _repeat_rows_by_diff(rows: "pa.Table", order: "Sequence[OrderColumn]") -> "pa.Table":
-    """Repeat each row by its ``_diff``, in the order of the query if it has one."""
+    """Repeat each row as often as its ``_diff`` says, in the order of the query if the query has an ORDER BY."""
     import numpy as np
 
     from ddflow.operators.row_order import argsort_rows

@@ -3,7 +3,7 @@
 `Engine.sync` and `ddflow/partitions/driver_epochs.py` do the work. Without ``--yes`` this verb only reports the rows to
 delete, change and add.
 
-Guarantees: without ``--yes`` nothing is written. A table of another writer changes only with ``--adopt``.
+Guarantees: without ``--yes`` nothing is written. A table that another writer owns changes only with ``--adopt``.
 
 >>> sync.__name__
 'sync'
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ddflow.engine.run.sync import Synced
 
 LISTED: Final = 20
-"""Number of keys listed per target, of rows that are deleted or changed."""
+"""The maximum number of keys of deleted or changed rows to list for each target."""
 
 
 def sync(
@@ -38,20 +38,20 @@ def sync(
             "--detach",
             metavar="NAME",
             show_default=False,
-            help="Forget a sink, for which updates are kept, or a source with its position; sink:NAME or source:NAME "
-            "where both have that name. May be repeated.",
+            help="Forget a sink and the updates that wait for it, or a source and its position. If a sink and a source "
+            "have that name: sink:NAME or source:NAME. May be repeated.",
         ),
     ] = None,
     adopt: Annotated[
-        bool, typer.Option("--adopt", help="Take over a table that nobody recorded, or that another state wrote.")
+        bool, typer.Option("--adopt", help="Take over a table that no state wrote, or that another state wrote.")
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do it; without, only say what would be done.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Write the changes. Without it, only report them.")] = False,
     trust: Trust = "owner",
-    as_json: Annotated[bool, typer.Option("--json", help="What was done as one JSON object.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
 ) -> None:
-    """Give targets the difference between what they hold and what a state's outputs hold.
+    """Write the difference between a state's outputs and their target tables to the tables.
 
-    After a rollback, after a target was restored from a copy, or to take over a table.
+    Use this verb after a rollback, after a target was restored from a backup, or to take over a table.
 
     Examples:
 
@@ -64,7 +64,7 @@ def sync(
 
     targets, given = make_sinks(to, mode), load_flow(flow)
     if not targets and not detach:
-        raise typer.BadParameter("--to: name at least one sink")
+        raise typer.BadParameter("--to: pass at least one sink")
     choices: dict[str, Any] = {"trust": trust}
     forget = tuple(detach or () if yes else ())
     with show_amount_progress("comparing and writing" if yes else "comparing") as tick:
@@ -87,7 +87,7 @@ def sync(
         say(f"{name} ({targets[name].target}): {said}")
         _report_changed_keys(each)
     if not yes:
-        say("nothing was written; do it with --yes", err=True)
+        say("nothing was written; to write the changes, add --yes", err=True)
 
 
 def _report_changed_keys(found: "Synced") -> None:
@@ -99,7 +99,7 @@ def _report_changed_keys(found: "Synced") -> None:
         verb = "deleted" if number < keys.num_rows - found.changed else "changed"
         say(f"  {verb}: {escape_text(', '.join(f'{column}={value!r}' for column, value in row.items()))}")
     if keys.num_rows > LISTED:
-        say(f"  and {keys.num_rows - LISTED:,} keys more")
+        say(f"  and {keys.num_rows - LISTED:,} more keys")
 
 
 def _count_partitions(state: str, trust: str) -> int:

@@ -1,8 +1,9 @@
-"""Compare a state with the stateless fold of its log: the verb ``ddflow verify``.
+"""Compare a state with the final rows that its log gives without a state: the verb ``ddflow verify``.
 
 `ddflow/tools/verify.py` does the work.
 
-Guarantees: the exit code is 0 if they agree, and 1 otherwise. The first keys that differ are then named.
+Guarantees: the exit code is 0 if the state and the log agree, and 1 otherwise. The report names the first keys that
+differ.
 
 >>> verify.__name__
 'verify'
@@ -27,7 +28,7 @@ def verify(
         typer.Argument(
             metavar="LOG",
             show_default=False,
-            help="All files, or folders of them, that were given to the state, in their order.",
+            help="All files that the state was fed, in order, or folders of files.",
         ),
     ],
     ask: VerbOptions,
@@ -35,23 +36,27 @@ def verify(
     scope: Scope = None,
     input: Input = None,
     memory: Annotated[
-        str, typer.Option("--memory", metavar="SIZE", help="What the fold may take; it goes to temporary files beyond.")
+        str,
+        typer.Option(
+            "--memory", metavar="SIZE", help="The memory budget of the fold; more data goes to temporary files."
+        ),
     ] = "1GB",
     trust: Trust = "owner",
-    as_json: Annotated[bool, typer.Option("--json", help="The result as one JSON object.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
 ) -> None:
-    """Compare a state with what its log says, key by key.
+    """Compare a state with its log, key by key.
 
-    The log is folded from its events alone, without the state, and both sides are compared range by range. Rows that
-    are missing in the state, that are there and should not be, or that differ are counted; the first ten are shown
-    with both rows. Counts are computed again from the rows and compared too. Nothing is written to the state.
+    The verb computes the final rows of the log without the state, and compares these rows with the state, range by
+    range. The report counts the rows that the state lacks, the rows that only the state has, and the rows that differ.
+    The first ten differences are shown, each with the row of the state and the row of the log. The counts of the state
+    are also computed again from the rows, and compared. Nothing is written to the state.
 
-    The log is folded as the state was fed; the state records that. If `ddflow replace` fed it full files, the log has
-    one file for each. If its events were cut into files otherwise, `--full` names the full ones. A log may begin with a
-    full file.
+    The state records how it was fed, and the log is read in the same way. If the state was fed full files by
+    `ddflow replace`, the log must have one file for each of them. If the events are now in other files than before,
+    name the full files with `--full`. A log may begin with a full file.
 
-    A state may know what a log cannot tell: which events came late, or which a refused step left out. Notes say
-    where that may be.
+    A log does not show which events came late, or which events a refused step did not ingest. Notes in the report name
+    such limits.
 
     Examples:
 

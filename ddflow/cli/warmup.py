@@ -1,7 +1,7 @@
 """Compile the kernels now, so that the first run does not wait for them: the verb ``ddflow warmup``.
 
-Guarantees: the verb succeeds only if compiled kernels can be kept. Otherwise the next run would silently compile them
-again.
+Guarantees: the verb fails if no directory can keep the compiled kernels, because the next run would silently compile
+them again.
 
 >>> warmup.__name__
 'warmup'
@@ -19,13 +19,14 @@ from ddflow.terminal import make_console
 
 
 def warmup(
-    as_json: Annotated[bool, typer.Option("--json", help="What was done as one JSON object.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
 ) -> None:
-    """Compile the kernels, once on a machine, with a progress bar.
+    """Compile all kernels in advance, once on each machine.
 
-    Without it, the first small steps are interpreted, while a background process compiles (`DDFLOW_BACKGROUND=0`
-    turns that off), and the first large step waits some ten seconds. Compiled kernels are kept in a private directory
-    (`DDFLOW_CACHE_DIR`, else the platform's for caches), and compiled again when ddflow or numba changes.
+    Without this verb, the first small steps are interpreted while a background process compiles kernels.
+    `DDFLOW_BACKGROUND=0` turns this process off. The first large step waits about ten seconds. Compiled kernels are
+    kept in a private directory: `DDFLOW_CACHE_DIR`, by default the cache directory of the platform. When ddflow or
+    numba has changed, the kernels are compiled again.
 
     Examples:
 
@@ -47,8 +48,8 @@ def warmup(
     if warmed.directory is None:
         raise UnwritableOutput(
             "keep compiled kernels",
-            "no directory for them can be written",
-            "name one that only you may enter: DDFLOW_CACHE_DIR=...",
+            "no directory for them is writable",
+            "set DDFLOW_CACHE_DIR to a directory that only you may access",
         )
     seconds = perf_counter() - began
     if as_json:

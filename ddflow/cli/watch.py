@@ -1,6 +1,7 @@
-"""Draw an output of a state on a terminal, again for each new epoch: the verb ``ddflow watch``.
+"""Draw an output of a state on a terminal, and draw it again for each new epoch: the verb ``ddflow watch``.
 
-A version is opened only once. On a pipe, and with ``--once``, the verb prints the current rows and ends.
+The verb opens each version of the state at most once. On a pipe, and with ``--once``, it prints the current rows and
+ends.
 
 Guarantees: the verb only reads, so another process may write to the state. Polling takes at most a tenth of the time.
 
@@ -23,22 +24,26 @@ if TYPE_CHECKING:
     from ddflow.engine.read.live_view import LiveFrame
 
 SHARE: Final = 10
-"""Factor between the time of a poll and the pause after it."""
+"""The minimum pause after a poll, as a multiple of the duration of the poll."""
 
 
 def watch(
     state: State,
     output: Annotated[str, typer.Argument(metavar="OUTPUT", help="An output or an input of the state.")],
-    by: Annotated[str | None, typer.Option("--by", metavar="COLUMN", help="What orders rows: 'total desc'.")] = None,
-    rows: Annotated[int, typer.Option("--rows", metavar="N", help="How many rows are shown.")] = 20,
-    every: Annotated[str, typer.Option("--every", metavar="SPAN", help="How often the state is looked at.")] = "1s",
-    once: Annotated[bool, typer.Option("--once", help="Show what is there, and end.")] = False,
+    by: Annotated[
+        str | None, typer.Option("--by", metavar="COLUMN", help="The order of the rows: 'total desc'.")
+    ] = None,
+    rows: Annotated[int, typer.Option("--rows", metavar="N", help="The number of rows to show.")] = 20,
+    every: Annotated[str, typer.Option("--every", metavar="SPAN", help="How often to check for a new epoch.")] = "1s",
+    once: Annotated[bool, typer.Option("--once", help="Show the current rows, and end.")] = False,
     trust: Trust = "owner",
-    as_json: Annotated[bool, typer.Option("--json", help="The rows shown, as one JSON object; ends.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the current rows as one JSON object, and end.")
+    ] = False,
 ) -> None:
-    """Watch an output of a state: its first rows, drawn again with each epoch; what is new is green.
+    """Show the first rows of an output live: draw them again after each epoch, with new rows in green.
 
-    Control-C ends it.
+    Control-C ends the display.
 
     Examples:
 
@@ -96,5 +101,5 @@ def _draw_table(head: str, look: "LiveFrame") -> Any:
         table.add_column(Text(name))
     for row, new in zip(look.format_rows(), look.new, strict=True):
         table.add_row(*map(Text, row), style="green" if new else "")
-    more = f"{terminal.format_count(look.total, 'row')}; {look.came:,} came, {look.went:,} went"
+    more = f"{terminal.format_count(look.total, 'row')}; {look.came:,} added, {look.went:,} removed"
     return Group(Text(head, style="bold"), table, Text(more))

@@ -1,8 +1,8 @@
-"""Explain a key, or a row of an output by the rows of the inputs: the verb ``ddflow why``.
+"""Explain the history of a key, or the input rows behind a row of an output: the verb ``ddflow why``.
 
 `ddflow/engine/lineage/key_history.py` and `ddflow/engine/lineage/rows.py` do the work.
 
-Guarantees: facts about the state are read from the state. Facts about events are resolved again from the log.
+Guarantees: all information about rows comes from the state. To find the events, the verb resolves the log again.
 
 >>> split_arguments("by_city", ["city=Bern", "log.csv"], ["orders"], ["by_city"])
 ('by_city', ['city=Bern'], ['log.csv'])
@@ -33,7 +33,8 @@ Between = Annotated[
     typer.Option(
         metavar="T1 T2",
         show_default=False,
-        help="Of an output: why it changed after T1, up to and with T2, both times that are still kept.",
+        help="Explain why rows of an output changed after T1, up to and including T2. The state must still keep both "
+        "times.",
     ),
 ]
 KeyOrName = Annotated[
@@ -41,7 +42,7 @@ KeyOrName = Annotated[
     typer.Argument(
         metavar="KEY|NAME",
         show_default=False,
-        help="7, or id=7, or id=7,region=EU; or the name of an output, with COLUMN=VALUE behind it.",
+        help="A key: 7, or id=7, or id=7,region=EU. Or the name of an output, with COLUMN=VALUE after it.",
     ),
 ]
 
@@ -56,8 +57,8 @@ def why(
         typer.Argument(
             metavar="COLUMN=VALUE|LOG",
             show_default=False,
-            help="Behind a NAME, values of the row; COLUMN= is null. Then files, or folders of them: the events to "
-            "resolve again.",
+            help="After a NAME, values of the row; COLUMN= means null. Then the files of the log, or folders of files, "
+            "whose events are resolved again.",
         ),
     ] = None,
     as_of: AsOf = None,
@@ -66,17 +67,19 @@ def why(
     scope: Scope = None,
     input: Input = None,
     trust: Trust = "owner",
-    as_json: Annotated[bool, typer.Option("--json", help="The story as one JSON object.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
 ) -> None:
-    """Tell why a row is there: a key's story, or the rows of the inputs that make a row of an output.
+    """Explain why a row exists: the history of a key, or the input rows that produce a row of an output.
 
-    Of a key, from the state: the row, its versions with the order that won each, events that wait, how far its source
-    was read. From the log, if you give it: every event of the key, its verdict and what it lost against, and every full
-    file that does not name it. The log is resolved again, a file an epoch; times are of that replay, or the events', or
-    where the state has days or moments the file's number.
+    For a key, the state shows its row, its versions with the winning order of each, its waiting events, and how far the
+    source was read. If you pass a log, the verb also lists every event of the key with its verdict and the event that
+    won, and every full file that lacks the key. The log is resolved again, with each file as one epoch. The times that
+    the verb shows are those of this replay. In hold-back mode, these are the times of the events. In epoch mode with
+    days or timestamps, they are the numbers of the files.
 
-    Of an output: its rows that have the values, 100 at most, and the rows of each input that make them, or their
-    changes `--between` two times. With an input's log (`--input`) also stories of its keys. A NAME is an input's first.
+    For an output, the verb shows at most 100 rows that have the values, and the rows of each input that produce them,
+    or with `--between` the changes between two times. With the log of an input (`--input`) it also shows the history of
+    the keys of that input. If an input and an output have the same NAME, it means the input.
 
     Examples:
 
@@ -122,14 +125,14 @@ def _parse_times(as_of: str | None, between: tuple[str, str] | None, kind: Any) 
 
 
 def suggest_separate_arguments(told: "Story | Origins", values: Sequence[str]) -> None:
-    """Explain how to give values if no row has them and one looks like several."""
+    """Suggest separate arguments if no row was found and one argument looks like several values."""
     shown = getattr(told, "shown", None)
     if shown is not None and not shown.num_rows and any(has_second_value(each, shown.column_names) for each in values):
-        say("give each value of an output as a word of its own: city=Bern 'ward name=IPS'", err=True)
+        say("pass each value of an output as a separate argument: city=Bern 'ward name=IPS'", err=True)
 
 
 def has_second_value(value: str, names: Sequence[str]) -> bool:
-    """Return whether a value has another ``COLUMN=`` after a comma.
+    """Return True if a comma in the value is followed by another ``COLUMN=``.
 
     >>> has_second_value("city=Bern,ward=IPS", ["city", "ward"]), has_second_value("city=Bern, BE", ["city", "ward"])
     (True, False)
@@ -140,7 +143,10 @@ def has_second_value(value: str, names: Sequence[str]) -> bool:
 def split_arguments(
     key: str, rest: Sequence[str], inputs: Collection[str], outputs: Collection[str]
 ) -> tuple[str | None, list[str], list[str]]:
-    """Split the words into a name, if values follow it, the values, and the files. Raises `NotReadable`."""
+    """Split the arguments into a name, the values after it, and the files. Raises `NotReadable`.
+
+    The name is None if no values follow the first argument, because that argument is then a key.
+    """
     from ddflow.columns.names import did_you_mean
     from ddflow.errors import NotReadable
 
@@ -149,10 +155,10 @@ def split_arguments(
     if not values and key in inputs and rest and _is_key_argument(rest[0]):
         values = [rest[0]]
     if values and key not in names:
-        raise NotReadable(asked, "there is no input or output of that name", did_you_mean(key, names))
+        raise NotReadable(asked, "there is no such input or output", did_you_mean(key, names, "names"))
     if not values and key in outputs and key not in inputs:
-        remedy = "write values of the row behind it, COLUMN=VALUE; or if it is a key, its column before it, id=..."
-        raise NotReadable(asked, "that is an output, whose rows have no key", remedy)
+        remedy = "write values of the row after it, COLUMN=VALUE; or if it is a key, write its column before it, id=..."
+        raise NotReadable(asked, f"{key!r} is an output, whose rows have no key", remedy)
     return key if values else None, values, list(rest[len(values) :])
 
 
@@ -166,5 +172,5 @@ def _find_collections(plan: "Plan", name: str) -> "tuple[dict[str, Any], dict[st
 
 
 def _is_key_argument(word: str) -> bool:
-    """Return whether a word after an input's name is a key, not a file, a folder or a pattern."""
+    """Return True if a word after the name of an input is a key, and False if it is a file, a folder or a pattern."""
     return not Path(word).exists() and not PurePath(word).suffix[1:].isalpha() and not set("/*?") & set(word)

@@ -1,7 +1,7 @@
-"""Write the data of errors in the syntax of the shell.
+"""Rewrite the options and calls in error messages in the syntax of the shell.
 
-The library names options and calls as in Python, because it does not know its caller. `ShellSyntax` writes them as
-options of the running verb, if the verb has them. All other text is unchanged.
+The library does not know its caller, so its errors name options and calls in Python's syntax. `ShellSyntax` writes such
+a name as an option of the running verb, if the verb has this option. All other text is unchanged.
 
 >>> from ddflow.errors import DeclareFix, EvolveFix, Option, ErrorText, format_error_text
 >>> words = ShellSyntax({"null_key": "--null-key", "types": "--types"})
@@ -21,7 +21,7 @@ from typing import Any, Final
 from ddflow.errors import EvolveFix, FixSyntax, format_error_text
 
 OTHERWISE: Final = {"group": "groups"}
-"""Options with another name in Python."""
+"""Options whose names in Python are different."""
 VERB: Final[ContextVar[Any]] = ContextVar("VERB", default=None)
 """The running verb, as a Typer command."""
 
@@ -29,7 +29,8 @@ VERB: Final[ContextVar[Any]] = ContextVar("VERB", default=None)
 class ShellSyntax(FixSyntax):
     """The syntax of the shell.
 
-    ``options``: the verb's options, by their names in Python. ``tables``: whether options follow the files of tables.
+    ``options``: the verb's options, by their names in Python. ``tables``: True if the verb takes tables whose options
+    follow the name of the file, as in ``ddflow sql``.
     """
 
     def __init__(self, options: Mapping[str, str], tables: bool = False) -> None:
@@ -75,7 +76,7 @@ class ShellSyntax(FixSyntax):
         return f"ddflow migrate {shlex.quote(fix.state)} NEW LOG... --whole {_format_types(fix.types)}"
 
     def format_engine_evolve_call(self, fix: EvolveFix) -> str:
-        """See `FixSyntax.format_engine_evolve_call`: a shell has no open engine."""
+        """Return an empty text, because a shell has no open engine."""
         return ""
 
     def format_verb(self, name: str) -> str:
@@ -83,7 +84,10 @@ class ShellSyntax(FixSyntax):
         return f"ddflow {name}"
 
     def format_file(self, path: str, options: Mapping[str, Any]) -> str:
-        """Format a file, with its options as options of the verb, or after the name of a file or a source."""
+        """Format a file with its options.
+
+        The options of a file become options of the verb, or are appended to the name of the file or the source.
+        """
         after = "".join(f":{name}={value}" for name, value in _flatten_options(options))
         if self.tables:
             return f"'NAME=FILE{after}'" if shlex.quote(after) == after else shlex.quote(f"NAME=FILE{after}")
@@ -104,7 +108,7 @@ class ShellSyntax(FixSyntax):
 
 
 def format_for_shell(text: str) -> str:
-    """Format a text of the library for the running verb. O(text)."""
+    """Rewrite the options and calls in a text of the library in the syntax of the running verb. O(text)."""
     given = VERB.get()
     options = () if given is None else [each for each in given.params if each.opts and each.opts[0].startswith("-")]
     names = {OTHERWISE.get(each.name, each.name.rstrip("_")): each.opts[0] for each in options}
@@ -112,7 +116,7 @@ def format_for_shell(text: str) -> str:
 
 
 def _flatten_options(options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the options of a file, with one value each."""
+    """Yield pairs of the name and the value of each option of a file. Several values give several pairs."""
     for name, value in options.items():
         if isinstance(value, dict):
             yield from ((name, f"{old}={new}") for old, new in value.items())
@@ -125,6 +129,9 @@ def _format_types(types: Mapping[str, str]) -> str:
 
 
 def _quote_value(value: str) -> str:
-    """Quote a value for a shell, also a value whose last comma could be read as punctuation."""
+    """Quote a value for a shell.
+
+    A value that ends in a comma is quoted too, because the comma could look like punctuation of the message.
+    """
     quoted = shlex.quote(value)
     return f"'{value}'" if quoted == value and value.endswith(",") else quoted

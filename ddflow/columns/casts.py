@@ -1,7 +1,8 @@
-"""Cast columns if every value has an equal value in the target type, and parse types written as text.
+"""Cast columns without loss, and parse types written as text.
 
-A cast succeeds only without a loss; otherwise the caller's error shows the first value that does not fit. `parse_type`
-reads names such as ``decimal(12,2)``, and `format_type` writes a name that reads back as the same type.
+A cast succeeds only if every value has an equal value in the target type. If a cast fails, the caller raises an error
+with the first value that does not fit. `parse_type` reads names such as ``decimal(12,2)``, and `format_type` writes
+names that `parse_type` reads back.
 
 >>> import pyarrow as pa
 >>> cast_exactly(pa.array([1.0, None, 2.0]), pa.int64()).to_pylist(), cast_exactly(pa.array([1.0, 2.5]), pa.int64())
@@ -42,13 +43,14 @@ _WIDE: Final = pa.decimal256(76, 38)
 _DECIMAL: Final = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,18})?", re.ASCII)
 _DIGITS: Final = Context(prec=MAX_PREC, Emin=MIN_EMIN, Emax=MAX_EMAX, traps=[])
 _ROOM: Final = {32: 9, 64: 18, 128: 38, 256: 76}
-"""Decimal digits that a decimal of so many bits holds."""
+"""For each width of a decimal type in bits: the number of decimal digits that the type holds."""
 
 
 def parse_decimals(texts: pa.Array, kind: pa.DataType) -> pa.Array:
     """Parse texts as decimals without rounding. O(bytes). Raises `pyarrow.ArrowInvalid` for a text that does not fit.
 
-    Arrow's own cast drops bits of numbers that exceed its integers, so it gets only short texts.
+    Arrow's own cast silently drops bits of numbers that are too large for its integers. Therefore `parse_decimals` uses
+    Arrow's cast only for short texts.
 
     >>> parse_decimals(pa.array(["1.50", "15e-1", "-0"]), pa.decimal128(38, 38 - 2)).to_pylist()[1]
     Decimal('1.500000000000000000000000000000000000')
@@ -67,8 +69,7 @@ def parse_decimals(texts: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def cast_to_floats(cells: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Cast texts or numbers to the nearest floats. O(n). Raises `pyarrow.ArrowInvalid` for a number beyond the
-    largest float.
+    """Cast texts or numbers to the nearest floats. O(n). Raises `pyarrow.ArrowInvalid` if a number overflows.
 
     >>> cast_to_floats(pa.array(["1e300", "inf"]), pa.float64()).to_pylist()
     [1e+300, inf]
@@ -76,7 +77,7 @@ def cast_to_floats(cells: pa.Array, kind: pa.DataType) -> pa.Array:
     made = cells.cast(kind, safe=not pat.is_floating(cells.type))
     endless = cells.filter(pc.is_inf(made)).cast(pa.string())
     if pc.all(pc.match_substring_regex(endless, "(?i)inf")).as_py() is False:
-        raise pa.ArrowInvalid(f"a number is beyond {kind}")
+        raise pa.ArrowInvalid(f"a number overflows {kind}")
     return made
 
 
@@ -86,11 +87,14 @@ def _parse_decimal(text: str, kind: pa.DataType) -> Decimal:
         fits = int(number.as_tuple().exponent) >= -kind.scale and number.adjusted() < kind.precision - kind.scale
         if fits or not number:
             return number
-    raise pa.ArrowInvalid(f"{text[:99]!r} is no {kind}")
+    raise pa.ArrowInvalid(f"{text[:99]!r} is not a valid {kind}")
 
 
 def may_cast(source: pa.DataType, target: pa.DataType) -> bool:
-    """Return whether values of one type can equal values of the other. Pure; both types are in normal form."""
+    """Return whether values of one type can equal values of another type.
+
+    Both types must be normal types (`normalize_type`).
+    """
     if source == target or pat.is_null(source):
         return True
     if any(test(source) and test(target) for test in _FAMILIES):
@@ -107,7 +111,10 @@ def may_cast(source: pa.DataType, target: pa.DataType) -> bool:
 
 
 def cast_exactly(array: pa.Array, kind: pa.DataType) -> pa.Array | None:
-    """Cast to another type; return None if a value has no equal there. O(values); both types are in normal form."""
+    """Cast to another type. Return None if a value has no equal value in the other type.
+
+    O(values). Both types must be normal types (`normalize_type`).
+    """
     if array.type == kind:
         return array
     if pat.is_null(array.type):
@@ -121,8 +128,11 @@ def cast_exactly(array: pa.Array, kind: pa.DataType) -> pa.Array | None:
 
 
 def find_uncastable_row(array: pa.Array, kind: pa.DataType) -> int:
-    """Find the first row whose value has no equal in ``kind``; return the number of rows if all have one. O(values)."""
-    low, high = 0, len(array)  # all rows before ``low`` fit; a row before ``high`` does not
+    """Find the first row with a value that the type ``kind`` cannot represent exactly. O(values).
+
+    Return the number of rows if the type can represent every value.
+    """
+    low, high = 0, len(array)  # all rows before ``low`` fit; at least one row before ``high`` does not fit
     if cast_exactly(array, kind) is not None:
         return high
     while high - low > 1:
@@ -135,7 +145,10 @@ def find_uncastable_row(array: pa.Array, kind: pa.DataType) -> int:
 
 
 def suggest_type(source: pa.DataType, target: pa.DataType) -> pa.DataType:
-    """Choose a type that holds the values of both types, for messages; the source's if no better one is known."""
+    """Choose a type that can hold all values of two given types. Messages suggest this type.
+
+    Return ``source`` if no such type is known.
+    """
     if pat.is_integer(source) and pat.is_integer(target):
         wide = max(kind.bit_width * (1 + pat.is_unsigned_integer(kind)) for kind in (source, target))
         return next((kind for kind in _WHOLE if kind.bit_width >= wide), _WHOLE[-1])
@@ -172,7 +185,10 @@ def _cast_flat(array: pa.Array, kind: pa.DataType) -> pa.Array | None:
 
 
 def _check_round_trip(array: pa.Array, made: pa.Array) -> pa.Array | None:
-    """Return ``made`` if casting it back gives ``array``, else None; NaN equals NaN."""
+    """Cast ``made`` back to the type of ``array``.
+
+    Return ``made`` if this gives ``array`` again, else None. NaN equals NaN.
+    """
     back = made.cast(array.type)
     if back.equals(array):
         return made
@@ -183,8 +199,10 @@ def _check_round_trip(array: pa.Array, made: pa.Array) -> pa.Array | None:
 
 
 def _has_decimal_scale(array: pa.Array, scale: int) -> bool:
-    """Return whether floats are decimals of a scale. These are multiples of 2^-scale, since 10^scale is a multiple
-    of 2^scale.
+    """Return False if it is certain that some float equals no decimal with ``scale`` fraction digits.
+
+    A float that equals a decimal with ``scale`` fraction digits is a multiple of 2^-scale, because 10^scale is a
+    multiple of 2^scale.
     """
     values = np.asarray(array.drop_null(), np.float64)
     scaled = np.ldexp(values, max(scale, 0))
@@ -203,7 +221,7 @@ def _cast_nested(array: pa.Array, kind: pa.DataType) -> pa.Array | None:
         keys, items = cast_exactly(array.keys, kind.key_type), cast_exactly(array.items, kind.item_type)
         if keys is None or items is None:
             return None
-        offsets = pa.array(np.asarray(array.offsets))  # a new array, because a mask allows no sliced offsets
+        offsets = pa.array(np.asarray(array.offsets))  # a copy, because Arrow refuses a mask for sliced offsets
         return pa.MapArray.from_arrays(offsets, keys, items, type=kind, mask=gone)
     values = _cast_child(array.flatten(), kind.value_field)
     if values is None:
@@ -215,7 +233,7 @@ def _cast_nested(array: pa.Array, kind: pa.DataType) -> pa.Array | None:
 def build_list_array(kind: pa.DataType, ends: Any, values: pa.Array, gone: pa.Array) -> pa.Array:
     """Build lists of any kind, or maps, from the elements in ``values``. O(lists).
 
-    ``ends``: the end of each list, after the begin of the first. ``gone``: the mask of null lists.
+    ``ends``: the begin of the first list, then the end of each list. ``gone``: the mask of null lists.
     """
     wide = pat.is_large_list(kind) or pat.is_fixed_size_list(kind)
     offsets = pa.array(ends, pa.int64() if wide else pa.int32())
@@ -228,7 +246,10 @@ def build_list_array(kind: pa.DataType, ends: Any, values: pa.Array, gone: pa.Ar
 
 
 def _cast_child(array: pa.Array, field: pa.Field, gone: pa.Array | None = None) -> pa.Array | None:
-    """Cast a child; return None if a value does not fit, or if a forbidden null has a parent that is not null."""
+    """Cast a child of a nested column. Return None for a value that does not fit, or for a forbidden null.
+
+    A null below a null parent is allowed.
+    """
     if not field.nullable and array.null_count:
         present = array if gone is None else array.filter(pc.invert(gone))
         if present.null_count:
@@ -318,7 +339,7 @@ def parse_type(text: str) -> pa.DataType:
     except SpecError:
         raise
     except (pa.ArrowInvalid, ValueError) as error:
-        raise SpecError(f"type {text!r}", str(error), "give numbers that the type allows") from None
+        raise SpecError(f"type {text!r}", str(error), "use numbers that the type allows") from None
 
 
 def format_type(kind: pa.DataType) -> str:
@@ -366,7 +387,10 @@ def _parse_parametric_type(given: str, lower: str) -> pa.DataType:
 
 
 def _strip_field_name(text: str) -> str:
-    """Strip the field name from ``list<item: string>``, as Arrow writes it; the name has no meaning."""
+    """Strip the name ``item`` from ``list<item: string>``.
+
+    Arrow always writes a field name for lists, but the name has no meaning.
+    """
     return text.split(":", 1)[1] if re.match(r"\s*\w+\s*:", text) else text
 
 
@@ -378,7 +402,7 @@ def _parse_field(text: str) -> tuple[str, pa.DataType]:
 
 
 def _split_at_commas(text: str) -> list[str]:
-    """Split at commas outside brackets.
+    """Split a text at the commas that are outside brackets.
 
     >>> _split_at_commas("a=decimal(3,1),b=list<int>")
     ['a=decimal(3,1)', 'b=list<int>']
@@ -393,14 +417,20 @@ def _split_at_commas(text: str) -> list[str]:
 
 
 def parse_types(texts: Iterable[str]) -> dict[str, pa.DataType]:
-    """Parse ``column=type`` texts, separated by commas, to types by column. Raises `SpecError`."""
+    """Parse texts such as ``a=int,b=text`` into a dict of types by column. Raises `SpecError`."""
     out: dict[str, pa.DataType] = {}
     for part in (part for text in texts for part in _split_at_commas(text)):
         column, equals, kind = part.partition("=")
         column = column.strip()
         if not equals or not column:
-            raise SpecError(f"types {part.strip()!r}", "it is not column=type", "write for example amount=double")
+            raise SpecError(
+                f"types {part.strip()!r}",
+                "it is not column=type",
+                "write a column and a type, for example amount=double",
+            )
         if column in out:
-            raise SpecError(f"types {part.strip()!r}", f"{column!r} has the type {out[column]} already", "name it once")
+            raise SpecError(
+                f"types {part.strip()!r}", f"{column!r} has the type {out[column]} already", "name each column once"
+            )
         out[column] = parse_type(kind)
     return out

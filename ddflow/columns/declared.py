@@ -1,12 +1,13 @@
 """Convert any schema that a user declares to an Arrow schema.
 
-A schema may be Arrow's, Spark's, Polars', the schema of a frame, or a mapping of names to types; a type is an Arrow or
-Python type, or a text for `parse_type`. No other library is imported: frames and schemas are recognized by their
-methods, so a program without Polars does not need it. A type without enough information (`decimal.Decimal` has no
-precision, ``list`` no element) is refused by name.
+A user can declare a schema of Arrow, Spark or Polars, a frame, or a mapping of names to types. A type is an Arrow or
+Python type, or a text for `parse_type`. This module recognizes frames and schemas by their methods, so it does not
+import Polars or Spark. Types that lack information are refused: `decimal.Decimal` has no precision, and ``list`` has no
+element type.
 
 Guarantees: each name occurs once, no name is reserved for updates, and types are in normal form. Nullability is kept.
-Limits: rows are never read; a query (a `LazyFrame`, a DuckDB relation) is asked for its columns with a limit of 0 rows.
+Limits: no rows are read. To get the columns of a query, such as a DuckDB relation, this module executes the query with
+a limit of 0 rows.
 """
 
 import datetime
@@ -51,7 +52,7 @@ _SPARK: Final = {
     r"interval (day|hour|minute|second)( to \w+)?": pa.duration("us"),
     r"time\(\d\)": pa.time64("ns"),
 }
-"""Patterns of Spark's type names, and the Arrow types of their values."""
+"""Regular expressions that match Spark's type names, each with its Arrow type."""
 _INDEX: Final = re.compile(r"__index_level_\d+__")
 
 
@@ -60,10 +61,10 @@ def to_arrow_schema(given: Any, what: str = "schema") -> pa.Schema:
 
     ``given``: a ``pa.Schema``; a ``pl.Schema``; Spark's ``StructType``; a frame of pandas, Polars, DuckDB or Spark, or
     anything with ``__arrow_c_schema__`` or a ``schema``; or ``{name: type}``, see `to_arrow_type`. Text columns of a
-    frame become ``string``, whether it stores ``large_string``, ``string_view`` or a dictionary.
+    frame become ``string``, even if the frame stores them as ``large_string``, ``string_view`` or a dictionary.
 
-    Raises `SpecError` for duplicate or reserved names and for a text that names no type, `NotArrow` for anything else.
-    O(columns).
+    Raises `SpecError` for duplicate or reserved names and for a text that names no known type. Raises `NotArrow` for
+    any other value that has no Arrow type. O(columns).
 
     >>> import datetime
     >>> to_arrow_schema({"id": int, "name": str, "at": datetime.datetime, "tags": list[str], "amount": "decimal(12,2)"})
@@ -83,7 +84,7 @@ def to_arrow_schema(given: Any, what: str = "schema") -> pa.Schema:
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, TypeError, ValueError) as error:
         if isinstance(error, DdflowError):
             raise
-        remedy = "give a pyarrow.Schema, a frame, {name: type}, or anything with __arrow_c_schema__"
+        remedy = "pass a pyarrow.Schema, a frame, {name: type}, or anything with __arrow_c_schema__"
         raise NotArrow(f"{what} from {type(given).__name__}", str(error), remedy) from None
     check_column_names(schema.names, what)
     usual = normalize_type if isinstance(given, pa.Schema | Mapping) else to_declared_type
@@ -99,7 +100,7 @@ def _extract_schema(given: Any, what: str) -> pa.Schema:
         return pa.schema([(name, to_arrow_type(kind, f"{what}, column {name!r}")) for name, kind in given.items()])
     if hasattr(given, "jsonValue"):
         return _convert_spark_schema(given.jsonValue(), what)
-    if hasattr(given, "collect_schema"):  # before the attribute `schema`, which warns about its cost
+    if hasattr(given, "collect_schema"):  # try this first, because `schema` warns about its cost
         given = given.collect_schema().to_frame()
     own: Any = getattr(given, "schema", None)
     if isinstance(own, pa.Schema):
@@ -110,11 +111,11 @@ def _extract_schema(given: Any, what: str) -> pa.Schema:
         given = given.limit(0)
     if hasattr(given, "__arrow_c_stream__"):
         return drop_index_columns(pa.RecordBatchReader.from_stream(given).schema, given)
-    raise TypeError("it is no Arrow schema")
+    raise TypeError("it is not an Arrow schema")
 
 
 def drop_index_columns(schema: pa.Schema, frame: Any) -> pa.Schema:
-    """Drop the columns that Arrow makes of an unnamed pandas index."""
+    """Drop the columns that Arrow creates for an unnamed pandas index."""
     names = [] if not hasattr(frame, "columns") else [str(name) for name in frame.columns]
     return pa.schema([field for field in schema if field.name in names or not _INDEX.fullmatch(field.name)])
 
@@ -123,8 +124,8 @@ def to_arrow_type(kind: Any, what: str) -> pa.DataType:
     """Convert a declared type to an Arrow type.
 
     ``kind``: an Arrow type; a text for `parse_type`; a Polars or Spark type; or a Python type: bool, int, float, str,
-    bytes, date, datetime, time, timedelta, ``list[int]``. Raises `SpecError` for a text that names no type, `NotArrow`
-    for anything else.
+    bytes, date, datetime, time, timedelta, ``list[int]``. Raises `SpecError` for a text that names no known type, and
+    `NotArrow` for any other value that has no Arrow type.
     """
     if isinstance(kind, pa.DataType):
         return kind
@@ -149,8 +150,8 @@ def to_arrow_type(kind: Any, what: str) -> pa.DataType:
             .type
         )
     known = ", ".join(each.__name__ for each in _PYTHON)
-    remedy = f"give a type of pyarrow's, a text such as 'decimal(12,2)', or one of {known}"
-    raise NotArrow(what, f"{kind!r:.80} is no type of a column", remedy)
+    remedy = f"use a pyarrow type, a text such as 'decimal(12,2)', or one of {known}"
+    raise NotArrow(what, f"{kind!r:.80} is not the type of a column", remedy)
 
 
 def _convert_spark_schema(record: Any, what: str) -> pa.Schema:
@@ -158,15 +159,18 @@ def _convert_spark_schema(record: Any, what: str) -> pa.Schema:
     for field in record["fields"]:
         kind = parse_spark_type(field["type"])
         if kind is None:
-            found = f"Spark's {field['type']!r:.200} does not go to Python and back unchanged"
-            raise NotArrow(f"{what}, column {field['name']!r}", found, "cast it, or leave it out", column=field["name"])
+            found = f"Spark's {field['type']!r:.200} changes on the way to Python and back"
+            raise NotArrow(
+                f"{what}, column {field['name']!r}", found, "cast the column, or omit it", column=field["name"]
+            )
         fields.append(pa.field(field["name"], kind, field["nullable"]))
     return pa.schema(fields)
 
 
 def parse_spark_type(record: Any) -> pa.DataType | None:
-    """Return the Arrow type of the values that Spark sends, nullable at every level; None if that loses information.
-    Pure.
+    """Return the Arrow type of the values that Spark sends for a Spark type.
+
+    Return None if the conversion to an Arrow type would lose information. In a nested result, every field is nullable.
 
     ``record``: the result of ``DataType.jsonValue``.
     """

@@ -1,10 +1,11 @@
-"""Compute the identity of rows, the hash of their values, and the words that order compares.
+"""Compute the identities of rows, hashes of their values, and words that sort like the values.
 
-Two rows have equal identities exactly if their values are equal by docs/semantics.md: one NaN, -0.0 == 0.0, null
-distinct from "" and 0, decimals by value, encodings ignored (``schema.conform_to_schema`` decodes them). A key of one
-word cannot collide: it is mixed bijectively, and a nullable one has "is null" as its second word. Other keys and all
-rows are hashed with the state's secret (odds in ``kernels.identity``). Only the schema decides the layout, never a
-batch.
+Two rows have equal identities exactly if their values are equal by the rules of docs/semantics.md. All NaN are equal,
+-0.0 equals 0.0, null differs from "" and 0, and decimals compare by value. The encoding of a column does not matter,
+because ``schema.conform_to_schema`` decodes it. A key of one word is mixed by a bijection, so two different keys of one
+word never collide. The second word of a nullable key says whether the key is null. Every key that does not fit one
+word, and every row, is hashed with the state's secret. The docstring of ``kernels.identity`` gives the odds of a
+collision. The layout of identities depends only on the schema, never on the values.
 
 >>> import pyarrow as pa
 >>> keys = pa.table({"k": pa.array([0.0, -0.0, float("nan"), None])})
@@ -34,13 +35,18 @@ Narrow = np.ndarray[Any, np.dtype[np.int32]]
 NONE: Words = np.empty(0, np.uint64)
 ALL_VALID: Flags = np.empty(0, np.uint8)
 Read = Callable[[pa.Array], Words]
-"""A function from a column to one word per value."""
+"""A function that computes one word for each value of a column."""
 Absorb = Callable[[Words, pa.Array, Flags], None]
-"""A function that absorbs a column, with its flags for not null, into the hash states of rows."""
+"""A function that mixes a column into the hash states of rows.
+
+Each flag says whether a value is not null.
+"""
 
 
 class Secret(NamedTuple):
-    """128 random bits that key all identities. Parts that must agree on identities share one secret.
+    """128 random bits that key the hashes of all identities.
+
+    Engines, tasks and tools that must compute equal identities share one secret.
 
     Parameters
     ----------
@@ -64,20 +70,24 @@ class Secret(NamedTuple):
 
     @property
     def words(self) -> tuple[np.uint64, np.uint64]:
-        """Both halves as the kernels take them: two ``numpy.uint64``."""
+        """The secret as two numbers of type ``numpy.uint64``, as kernels expect it."""
         return np.uint64(self.k0), np.uint64(self.k1)
 
 
 def has_two_word_identities(schema: pa.Schema) -> bool:
-    """Return whether identities of rows with these columns have two words: all but a single non-null word type."""
+    """Return whether the identities of rows with this schema have two words.
+
+    One word is enough only for a single non-null column of a word type.
+    """
     return not (len(schema) == 1 and is_word_type(schema.field(0).type) and not schema.field(0).nullable)
 
 
 def assign_partitions(high: Words, partitions: int) -> Narrow:
-    """Assign each identity to a partition: equal ranges of a mix of its first word. Returns int32[n]. O(n).
+    """Assign each identity to a partition, as int32[n].
 
-    The mix keeps bits uniform within a partition. The sort and the index use the leading bits of the word itself, and
-    filters use the last ones.
+    Each partition is a range of the numbers that `compute_partition_hashes` returns, and all ranges have the same size.
+    O(n). Thanks to the mix, all bits of the first word are uniformly distributed within a partition. The sort and
+    the index rely on uniform leading bits of the word, and Bloom filters rely on uniform last bits.
 
     >>> assign_partitions(np.array([0, 2**63, 1, 2**64 - 1], np.uint64), 4).tolist()
     [0, 2, 2, 1]
@@ -86,12 +96,18 @@ def assign_partitions(high: Words, partitions: int) -> Narrow:
 
 
 def compute_partition_hashes(high: Words) -> Words:
-    """Compute the mix that `assign_partitions` cuts into ranges: uint64[n], below 2**32. O(n)."""
+    """Mix the first word of each identity into a number below 2**32, as uint64[n]. O(n).
+
+    `assign_partitions` cuts these numbers into ranges.
+    """
     return high * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(32)
 
 
 def unpack_validity(column: pa.Array) -> Flags:
-    """Unpack validity to uint8[n], 1 for a value that is not null; size 0 if no value is null."""
+    """Unpack the validity bitmap of a column to uint8[n]: 1 for a value, 0 for null.
+
+    The array is empty if no value is null.
+    """
     if not column.null_count:
         return ALL_VALID
     if pat.is_null(column.type):
@@ -102,7 +118,7 @@ def unpack_validity(column: pa.Array) -> Flags:
 
 
 def unpack_booleans(column: pa.Array) -> Flags:
-    """Unpack a boolean column to uint8[n], 1 for true; null counts as not true."""
+    """Unpack a boolean column to uint8[n]: 1 for true, 0 for false and null."""
     out = np.empty(len(column), np.uint8)
     if len(column):
         kernels.unpack_bits(np.uint64(column.buffers()[1].address), np.int64(column.offset), out)
@@ -112,7 +128,7 @@ def unpack_booleans(column: pa.Array) -> Flags:
 
 
 def compute_canonical_words(column: pa.Array) -> Words:
-    """Compute the canonical word of each value of a word type, uint64[n]; the words of nulls are unspecified.
+    """Compute the canonical word of each value of a word type, as uint64[n]. The words of null values are unspecified.
 
     The result may be the column's own memory, so do not write to it.
     """
@@ -120,7 +136,7 @@ def compute_canonical_words(column: pa.Array) -> Words:
 
 
 def build_word_reader(kind: pa.DataType) -> Read:
-    """Build a function that computes `compute_canonical_words` for columns of a word type."""
+    """Build a function that does the same as `compute_canonical_words`, for columns of one word type."""
     if pat.is_boolean(kind):
         return lambda column: unpack_booleans(column).astype(np.uint64)
     signed = "f" if pat.is_floating(kind) else "u" if pat.is_unsigned_integer(kind) else "i"
@@ -138,7 +154,7 @@ def _canonicalize_floats(floats: Words) -> Words:
 
 
 def view_values(column: pa.Array, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    """View the values of a fixed-width column without a copy. Do not write to the result."""
+    """Return a numpy view of the values of a fixed-width column, without a copy. Do not write to the result."""
     if not len(column):
         return np.empty(0, dtype)
     found: np.ndarray[Any, Any] = np.frombuffer(column.buffers()[1], dtype, len(column), column.offset * dtype.itemsize)
@@ -146,8 +162,9 @@ def view_values(column: pa.Array, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
 
 
 def compute_sortable_words(column: pa.Array) -> Ints:
-    """Compute words of a word type in the order of the values, int64[n], NaN largest; the words of nulls are
-    unspecified.
+    """Compute words that sort like the values, as int64[n], for a column of a word type.
+
+    NaN counts as the largest value. The words of null values are unspecified.
     """
     out = compute_canonical_words(column)
     if pat.is_floating(column.type):
@@ -160,7 +177,7 @@ def compute_sortable_words(column: pa.Array) -> Ints:
 def compute_identities(
     table: pa.Table | pa.RecordBatch, secret: Secret, rows: int | None = None
 ) -> tuple[Words, Words]:
-    """Compute the identities of all rows by all columns: see `RowHasher.compute_identities`.
+    """Compute the identities of rows from all columns, as `RowHasher.compute_identities` does.
 
     ``rows``: the number of rows, if the table may have no columns.
     """
@@ -170,16 +187,16 @@ def compute_identities(
 
 
 def compute_value_hashes(table: pa.Table | pa.RecordBatch, secret: Secret) -> Words:
-    """Compute a keyed hash of all columns of each row, uint64[n]: see `RowHasher.compute_value_hashes`."""
+    """Compute a keyed hash of each row, as uint64[n], like `RowHasher.compute_value_hashes`."""
     return RowHasher(table.schema, secret).compute_value_hashes(column_arrays(table), table.num_rows)
 
 
 class RowHasher:
-    """Hashes rows of one schema. The constructor chooses how to read each column, since only types decide that."""
+    """An object that hashes the rows of one schema. The constructor chooses a reader for each column by its type."""
 
     def __init__(self, schema: pa.Schema, secret: Secret, threads: Threads = ALONE) -> None:
         self.threads, self.cost = threads, sum(1 if is_word_type(field.type) else 15 for field in schema)
-        """Approximate nanoseconds per row."""
+        """The approximate time to hash a row, in nanoseconds."""
         self.least = threads.compute_min_rows_to_split(self.cost or 1)
         self.secret, self.wide, self.names = secret.words, has_two_word_identities(schema), schema.names
         alone = len(schema) == 1 and is_word_type(schema.field(0).type)
@@ -187,13 +204,13 @@ class RowHasher:
         self.absorb = [build_absorber(field.type, secret) for field in schema]
 
     def identify_rows(self, rows: Any) -> tuple[Words, Words]:
-        """Compute the identities of a table, batch or view that has these columns in any order."""
+        """Compute the identities of the rows of a table, batch or view. The columns may be in any order."""
         return self.compute_identities(column_arrays(rows, self.names), rows.num_rows)
 
     def compute_identities(self, columns: Sequence[pa.Array], n: int) -> tuple[Words, Words]:
-        """Compute the identities of n rows: (high, low), uint64[n] each, low of size 0 if one word is enough.
+        """Compute the identities of n rows, and return their high and their low words as two arrays, uint64[n].
 
-        O(n) per column.
+        If identities have one word, ``low`` is empty. O(n) per column.
         """
         if n < self.least:
             return self._compute_identities(columns, n)
@@ -220,9 +237,10 @@ class RowHasher:
         return high, (np.uint64(1) - present.astype(np.uint64)) if present.size else np.zeros(n, np.uint64)
 
     def compute_value_hashes(self, columns: Sequence[pa.Array], n: int) -> Words:
-        """Compute a keyed hash of each row, uint64[n], equal for equal rows. O(n) per column.
+        """Compute a keyed hash of each row, as uint64[n]. Equal rows have equal hashes. O(n) per column.
 
-        The hash of a single column of words is a bijection; a null then collides with a value with odds of 2**-64.
+        For a single column of a word type, different values have different hashes. The odds that a null has the same
+        hash as a value are 2**-64.
         """
         if n < self.least:
             return self._compute_value_hashes(columns, n)
@@ -253,12 +271,12 @@ class RowHasher:
 
 
 def slice_columns(columns: Sequence[pa.Array], begin: int, end: int) -> Sequence[pa.Array]:
-    """Slice the rows [begin, end) of columns."""
+    """Slice columns to the rows from ``begin`` up to, but not including, ``end``."""
     return [column.slice(begin, end - begin) for column in columns]
 
 
 def build_absorber(kind: pa.DataType, secret: Secret) -> Absorb:
-    """Build a function that absorbs columns of any type into the hash states of rows."""
+    """Build a function that mixes columns of any type into the hash states of rows."""
     if isinstance(kind, pa.BaseExtensionType):
         inner = build_absorber(normalize_type(kind.storage_type), secret)
         return lambda state, column, present: inner(state, decode_array(column.storage), present)
@@ -289,7 +307,7 @@ def build_absorber(kind: pa.DataType, secret: Secret) -> Absorb:
 
 
 def _build_list_absorber(kind: pa.DataType, secret: Secret) -> Absorb:
-    """Build an absorber of lists of any kind, and maps: the number of children of a row, and a hash of each."""
+    """Build a function that mixes lists or maps into hash states: first the length, then a hash of each element."""
     pairs = pa.struct([("k", kind.key_type), ("v", kind.item_type)]) if pat.is_map(kind) else None
     hashed = _build_element_hasher(kind.value_type if pairs is None else pairs, secret)
     dtype = np.dtype(np.int64 if pat.is_large_list(kind) else np.int32)
@@ -314,7 +332,7 @@ def _build_list_absorber(kind: pa.DataType, secret: Secret) -> Absorb:
 
 
 def _build_element_hasher(kind: pa.DataType, secret: Secret) -> Read:
-    """Build a function that hashes an array of a type, one word per value."""
+    """Build a function that computes a hash of one word for each value of an array."""
     hashes = RowHasher(pa.schema([pa.field("", kind)]), secret)
     return lambda column: hashes.compute_value_hashes([column], len(column))
 
@@ -326,8 +344,8 @@ def _absorb_struct(inner: Sequence[Absorb], state: Words, column: pa.Array, pres
 
 
 def _absorb_union(inner: Sequence[Read], state: Words, column: pa.Array, present: Flags) -> None:
-    """Absorb the child number of each value, then the value."""
-    # Read the buffers: ``type_codes`` and ``offsets`` of a slice ignore its offset.
+    """Mix the type code of each value of a union into the hash state, then a hash of the value."""
+    # Read the buffers, because Arrow's ``type_codes`` and ``offsets`` ignore the offset of a slice.
     n, start, buffers = len(column), column.offset, column.buffers()
     codes = np.frombuffer(buffers[1], np.int8, n, start)
     at = np.frombuffer(buffers[2], np.int32, n, 4 * start) if column.type.mode == "dense" else np.arange(n)
@@ -340,7 +358,7 @@ def _absorb_union(inner: Sequence[Read], state: Words, column: pa.Array, present
 
 
 def _absorb_fixed_width(size: int, state: Words, column: pa.Array, present: Flags) -> None:
-    """Absorb decimals and other types of whole words, word by word."""
+    """Mix decimals and other fixed-width values into the hash states, word by word."""
     if size < 8:
         kernels.absorb_words(state, view_values(column, np.dtype(f"i{size}")).astype(np.int64).view(np.uint64), present)
         return

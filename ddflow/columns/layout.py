@@ -1,9 +1,10 @@
 """Describe the memory layout of columns: the types that kernels move, their buffers, and scratch memory for a step.
 
-`column_layout` tells kernels how to copy a value of a type. `ColumnBuffers` is a column before an Arrow array is made
-of it. `Arena` reuses one block of memory for the scratch arrays of each step.
+`column_layout` tells kernels how to copy a value of a type. `ColumnBuffers` holds the buffers of a column until an
+Arrow array is needed. `Arena` reuses one block of memory for the scratch arrays of each step.
 
-Guarantees: an arena hands out the memory of the step before, so an array carved from it must not outlive its step.
+Limits: each step reuses the memory of the previous step, so an array from an arena must not be used after the step that
+allocated it.
 
 >>> column_layout(pa.int32()) == (WORDS, 4), column_layout(pa.string()) == (BYTES, 4)
 (True, True)
@@ -27,8 +28,10 @@ WORDS, BYTES, BITS, OTHER = range(4)
 
 @cache
 def column_layout(kind: pa.DataType) -> tuple[int, int]:
-    """Return how to move a type: WORDS and bytes per value, BYTES and bytes per offset, BITS, or OTHER (moved by
-    Arrow).
+    """Return how kernels copy values of a type, as a code and a number of bytes.
+
+    If the code is `WORDS`, the number is the width of a value. If the code is `BYTES`, the number is the width of an
+    offset. If the code is `OTHER`, Arrow copies the values, and no kernel does.
     """
     if pat.is_string(kind) or pat.is_binary(kind):
         return BYTES, 4
@@ -46,24 +49,24 @@ def column_layout(kind: pa.DataType) -> tuple[int, int]:
 
 
 def fixed_width(kind: pa.DataType) -> int:
-    """Return the bytes per value of a fixed-width type that kernels move, else 0."""
+    """Return the bytes per value of a fixed-width type that kernels copy, or 0 for any other type."""
     how, wide = column_layout(kind)
     return wide if how == WORDS else 0
 
 
 def offset_width(kind: pa.DataType) -> int:
-    """Return the bytes per offset of a byte-string type, else 0."""
+    """Return the bytes per offset of a text or binary type, or 0 for any other type."""
     how, wide = column_layout(kind)
     return wide if how == BYTES else 0
 
 
 def buffer_address(buffer: pa.Buffer | None) -> int:
-    """Return the address of a buffer, 0 for none."""
+    """Return the address of a buffer, or 0 if the buffer is None."""
     return 0 if buffer is None else int(buffer.address)
 
 
 class _WritableMemory:
-    """Memory with a writable array interface, and its owner."""
+    """An owner of memory that numpy can view as a writable array."""
 
     def __init__(self, array: Array) -> None:
         self.owner = array
@@ -71,15 +74,15 @@ class _WritableMemory:
 
 
 def make_writable(array: Array) -> Array:
-    """Make a writable array over the same memory, since numba would compile kernels again for a read-only one.
+    """Make a writable array over the same memory. Callers must not write to the array. O(1).
 
-    Callers must not write to it. O(1).
+    Without this function, numba would compile kernels a second time, for read-only arrays.
     """
     return array if array.flags.writeable else np.asarray(_WritableMemory(array))
 
 
 class ColumnLayouts(NamedTuple):
-    """Columns and their `column_layout`, chosen once for all rows of a schema."""
+    """The columns of a schema. ``ways`` holds the result of `column_layout` for each column."""
 
     schema: pa.Schema
     names: list[str]
@@ -87,12 +90,12 @@ class ColumnLayouts(NamedTuple):
 
     @classmethod
     def from_schema(cls, schema: pa.Schema) -> ColumnLayouts:
-        """Find the layouts of a schema's columns.  O(columns)."""
+        """Find the layouts of a schema's columns. O(columns)."""
         return cls(schema, schema.names, [column_layout(field.type) for field in schema])
 
 
 class ColumnBuffers(NamedTuple):
-    """A column as its buffers."""
+    """The parts of an Arrow array: its type, size, buffers and number of nulls."""
 
     kind: pa.DataType
     size: int
@@ -109,17 +112,18 @@ def to_arrow_arrays(columns: Iterable[Column]) -> list[pa.Array]:
 
 
 SMALL = 256
-"""Minimal length of arrays to carve from an arena."""
+"""An array with fewer elements than this is not placed in the block of an arena."""
 STAGGER = 5 * 64
-"""Bytes between arrays: an odd number of cache lines, so that neighbours begin in different sets of the cache."""
+"""Bytes between arrays of an arena: an odd number of cache lines, so that arrays begin in different cache sets."""
 
 
 @cache
 def keep_freed_memory() -> None:
-    """Make the C library keep freed memory, once per process: fresh memory costs a page fault per 4 KB.
+    """Make the C library keep freed memory, because fresh memory costs a page fault per 4 KB.
 
-    glibc maps a new block for each allocation above a threshold, and returns free memory above twice that size. It
-    raises the threshold to the size of the largest mapped block that was freed. This call frees such a block.
+    The function runs once per process. glibc maps a new block for each allocation above a threshold, and returns free
+    memory to the system if the free memory exceeds twice the threshold. When a mapped block is freed, glibc raises the
+    threshold to the size of the block. To raise the threshold, this function allocates and frees a large block.
     """
     np.empty(16 << 20, np.uint8)
 
@@ -127,7 +131,7 @@ def keep_freed_memory() -> None:
 class Arena:
     """Scratch memory for one step at a time.
 
-    ``block``: the memory; it grows to the size that the largest step carved.
+    ``block``: the memory, which grows to the size that the largest step needed.
 
     >>> arena = Arena()
     >>> a, b = arena.empty(100, np.int64), arena.empty((10, 2), np.uint8)
@@ -142,15 +146,16 @@ class Arena:
 
     @classmethod
     def with_capacity(cls, nbytes: int) -> Arena:
-        """Make an arena with so many bytes, for arrays of equal lifetime. O(1)."""
+        """Make an arena of ``nbytes`` bytes, for arrays that are all released together. O(1)."""
         arena = cls()
         arena.used = nbytes
         arena.reset()
         return arena
 
     def reset(self) -> None:
-        """Reuse the memory: arrays carved before become invalid. A step that needed several blocks gets one from now
-        on.
+        """Make all memory of the arena free again. All earlier arrays become invalid.
+
+        If the last step needed more memory than the block has, the block grows.
         """
         if self.used > self.block.size:
             size = self.used + self.used // 8
@@ -160,13 +165,17 @@ class Arena:
         self.used = 0
 
     def choose_allocator(self, n: int) -> Callable[..., Any]:
-        """Return a function that allocates arrays of about ``n``: `empty`, or numpy's if they are too short to
-        carve.
+        """Return a function that allocates arrays of about ``n`` elements:
+
+        `empty`, or ``numpy.empty`` for short arrays.
         """
         return np.empty if n < SMALL else self.empty
 
     def empty(self, shape: int | tuple[int, ...], dtype: Any) -> Any:
-        """Carve a contiguous array of unspecified content; an array from the block is aligned to a cache line. O(1)."""
+        """Allocate a contiguous array of unspecified content.
+
+        An array from the block is aligned to a cache line. O(1).
+        """
         if shape.__class__ is int and shape < SMALL:
             return np.empty(shape, dtype)
         kind = np.dtype(dtype)
@@ -179,5 +188,5 @@ class Arena:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the block."""
+        """The size of the block in bytes."""
         return int(self.block.nbytes)

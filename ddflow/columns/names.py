@@ -1,8 +1,8 @@
-"""Check and suggest column names: as options give them, and for errors about an unknown name.
+"""Check the column names in options, and suggest names in errors about an unknown name.
 
-An option takes one name as text or several in order. Sets are refused, because they have no order and results would
-differ between processes. `parse_column_names` checks only the form of an option; `check_columns_exist` also needs the
-known names.
+An option takes one name as text, or a sequence of names. Sets are refused: a set has no order, so results would differ
+between processes. `parse_column_names` checks only the form of an option. `check_columns_exist` compares the names with
+the known names.
 
 >>> parse_column_names("id", "an upsert spec", "key"), parse_column_names(["id", "at"], "an upsert spec", "key")
 (('id',), ('id', 'at'))
@@ -24,7 +24,7 @@ TIME: Final = "_time"
 DIFF: Final = "_diff"
 DELETED: Final = "_deleted"
 TIMES: Final = "_times"
-"""The column that holds a row's multiplicity, beside the row's own columns."""
+"""The name of the column that holds the multiplicity of a row."""
 RESERVED = (TIME, DIFF)
 _QUOTED: Final = r'"(?:[^"]|"")+"'
 
@@ -39,9 +39,10 @@ def quote_name(name: str) -> str:
 
 
 def split_qualified_name(text: str) -> tuple[str | None, str]:
-    """Split the name of a table into its schema, None without one, and the name.
+    """Split the name of a table at its last dot, into the name of a database schema and the table's own name.
 
-    The last dot outside quotes separates them. Names with dots may be quoted as in SQL.
+    The schema is None if the text has no dot outside quotes. The last dot outside quotes separates the two names. Names
+    with dots may be quoted as in SQL.
 
     >>> split_qualified_name("orders"), split_qualified_name("my.shop.orders"), split_qualified_name('shop."a.""b"')
     ((None, 'orders'), ('my.shop', 'orders'), ('shop', 'a."b'))
@@ -56,13 +57,13 @@ def _unquote_name(name: str) -> str:
 
 
 def parse_column_names(given: Any, asked: str, option: str) -> tuple[str, ...]:
-    """Parse the columns of an option: one name as text, or several in order. Raises `SpecError`."""
+    """Parse the columns of an option: one name as text, or a sequence of names. Raises `SpecError`."""
     unordered = isinstance(given, Mapping | Set | bytes) or not isinstance(given, Iterable)
     names = (given,) if isinstance(given, str) or unordered else tuple(given)
     for name in names:
         if not isinstance(name, str) or not name:
             found = Option(option) + f" {'is' if unordered else 'holds'} {name!r:.200}"
-            raise SpecError(asked, found, "give column names as text: one, or a list of them")
+            raise SpecError(asked, found, "pass column names as text: one, or a list of them")
     return names
 
 
@@ -77,14 +78,14 @@ def check_column_names(names: Sequence[str], what: str) -> None:
     """Refuse duplicate names, the reserved names of updates, and names that are not text. Raises `SpecError`."""
     for name in names:
         if not isinstance(name, str):
-            raise SpecError(what, f"a column is called {name!r:.200}", "give names as text")
+            raise SpecError(what, f"a column has the name {name!r:.200}", "use text for names")
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise SpecError(what, f"the columns {twice} occur more than once", "give every column its own name")
+        raise SpecError(what, f"the columns {twice} occur more than once", "use each name for one column only")
     taken = [name for name in names if name in RESERVED]
     if taken:
         raise SpecError(
-            what, f"the columns {taken} are those that updates carry themselves", "rename them in the input"
+            what, f"the columns {taken} have names that ddflow reserves for updates", "rename them in the input"
         )
 
 
@@ -101,15 +102,15 @@ def check_columns_exist(names: Iterable[str], known: Sequence[str], asked: str, 
 
 
 def check_no_shared_columns(left: Sequence[str], right: Sequence[str], there: Sequence[str], asked: str) -> None:
-    """Refuse columns that both sides of a join show. ``there``: all columns of the right side. Raises `SpecError`."""
+    """Refuse columns that both sides of a join have. ``there``: all columns of the right side. Raises `SpecError`."""
     if both := [name for name in right if name in left]:
         found = f"both sides have the columns {both}, which are not joined"
         keeps = [name for name in there if name not in both]
-        raise SpecError(asked, found, f"name the columns of one side that it shows: right.project({keeps})")
+        raise SpecError(asked, found, f"choose the columns that one side shows: right.project({keeps})")
 
 
 def find_nearest_name(name: str, known: Iterable[str]) -> str | None:
-    """Find the nearest known name; None if none is near.
+    """Find the known name that is most similar to ``name``. Return None if no name is similar.
 
     >>> find_nearest_name("weight", ["id", "weight_kg"]), find_nearest_name("note", ["id", "weight_kg"])
     ('weight_kg', None)
@@ -122,16 +123,18 @@ def find_nearest_name(name: str, known: Iterable[str]) -> str | None:
     return found[0] if found else None
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Write the remedy for an unknown name: the nearest name, and all known ones.
+def did_you_mean(name: str, known: Iterable[str], kind: str = "columns") -> str:
+    """Write the remedy for an unknown name, which lists the most similar name and all known names.
+
+    ``kind``: a plural noun for the things named.
 
     >>> did_you_mean("Za\\u0308hler", ["Z\\u00e4hler"])
-    "its letters are composed otherwise in 'Zähler' (unicodedata.normalize); copy the name from: ['Zähler']"
+    "'Zähler' has these letters in another Unicode form (unicodedata.normalize); copy it from: ['Zähler']"
     """
     known = list(dict.fromkeys(known))
     composed = normalize("NFC", str(name))
     same = next((each for each in known if each != name and normalize("NFC", str(each)) == composed), None)
     if same is not None:
-        return f"its letters are composed otherwise in {same!r} (unicodedata.normalize); copy the name from: {known}"
+        return f"{same!r} has these letters in another Unicode form (unicodedata.normalize); copy it from: {known}"
     found = find_nearest_name(name, known)
-    return (f"did you mean {found!r}? " if found is not None else "") + f"there are {known}"
+    return (f"did you mean {found!r}? " if found is not None else "") + f"the {kind} are {known}"

@@ -1,7 +1,7 @@
-"""Compute fixed-width words in the order of values, and ranks for values without such words.
+"""Compute words of 64 bits that sort like the values of columns, and dense ranks of rows.
 
-Words compare like the values, nulls and NaN included. Texts and binaries longer than 15 bytes may share words, so the
-caller compares their values if the words tie.
+Words compare like the values, including nulls and NaN. Two different text or binary values longer than 15 bytes can
+have equal words. If the words of two long values are equal, the caller must compare the values.
 
 >>> import pyarrow as pa
 >>> rows = pa.table({"at": pa.array([3, None, -1], pa.int32()), "city": ["Bern", "Chur", None]})
@@ -26,12 +26,12 @@ from ddflow.columns.schema import decode_array, is_flat_type, is_word_type, norm
 from ddflow.errors import SpecError
 
 PREFIX = 2
-"""Words for a value of text or binary: 15 of its bytes, then a byte for its length."""
+"""The number of words for a text or binary value: room for its first 15 bytes, then one byte for its length."""
 SIGN, ALL, SPARE = np.uint64(1 << 63), np.uint64((1 << 64) - 1), 1
 _SIZES = np.arange(17)
 _HIGH = np.array([((1 << 64) - 1) >> 8 * n << 8 * n for n in np.maximum(8 - _SIZES, 0).tolist()], np.uint64)
 _LOW = np.array([((1 << 64) - 1) >> 8 * n << 8 * n for n in np.clip(16 - _SIZES, 1, 8).tolist()], np.uint64)
-"""Masks of the value's bits in the two words, by its length; the last byte is for the length."""
+"""For each length of a text: masks of the bits that the text uses in its first and second word."""
 
 
 class OrderColumn(NamedTuple):
@@ -44,7 +44,7 @@ class OrderColumn(NamedTuple):
     descending : bool
         Whether the greatest value comes first.
     nulls_first : bool
-        Whether nulls come before all values, in either direction; else after them.
+        Whether nulls come before all values, in either direction; otherwise they come after all values.
     """
 
     name: str
@@ -53,9 +53,10 @@ class OrderColumn(NamedTuple):
 
 
 def has_exact_words(kind: pa.DataType) -> bool:
-    """Return whether equal words imply equal values of a type: true except for text and binary of any length.
+    """Return whether equal words imply equal values of a type.
 
-    Two texts with equal words are equal, or both have more than 15 bytes and share the first 15.
+    Returns False only for text and binary of variable length. Two texts with equal words are equal, or both have more
+    than 15 bytes and share the first 15.
 
     Parameters
     ----------
@@ -88,8 +89,8 @@ def count_order_words(kind: pa.DataType, name: str) -> int:
     Returns
     -------
     int
-        1 for types narrower than 64 bits and for floats; 2 for other types of 64 bits, text and binary; 1 to 4 for
-        decimals, by precision; for fixed-width binary its whole words plus 1.
+        1 for types narrower than 64 bits and for floats. 2 for other types of 64 bits, text and binary. 1 to 4 for
+        decimals, by precision. For fixed-width binary, the number of complete words plus 1.
 
     Raises
     ------
@@ -104,33 +105,34 @@ def count_order_words(kind: pa.DataType, name: str) -> int:
     """
     normal = normalize_type(kind)
     if not is_flat_type(normal):
-        remedy = "use numbers, text, binary, dates, decimals"
+        remedy = "use numbers, text, binary, dates or decimals"
         raise SpecError(f"order by {name!r}", f"it is {kind}, which has no order", remedy)
     if offset_width(normal):
         return PREFIX
     if pat.is_floating(normal):
         return 1
-    # A decimal needs a sign bit besides the bits of its magnitude, and never uses the extreme values of both.
+    # A decimal needs a sign bit and the bits of its magnitude. Decimals never use the extreme bit patterns, so one
+    # pattern can stand for null.
     bits = (10**normal.precision).bit_length() if pat.is_decimal(normal) else normal.bit_width
     return int(bits) // 64 + 1
 
 
 def compute_order_words(rows: pa.Table | pa.RecordBatch, by: Sequence[OrderColumn]) -> Words:
-    """Compute the words that order rows.
+    """Compute words for each row, so that the words sort like the rows.
 
     Parameters
     ----------
     rows : pyarrow.Table or pyarrow.RecordBatch
-        n rows that have the columns, among others.
+        n rows with these columns; other columns are ignored.
     by : sequence of OrderColumn
-        The columns that decide, from left to right.
+        The columns that decide the order, from left to right.
 
     Returns
     -------
     numpy.ndarray
-        uint64[n, words], C-contiguous. Rows compare like their words, from left to right, except for ties of types
-        without `has_exact_words`. ``words`` is the sum of the columns' `count_order_words`, so it depends only on the
-        declared types, not on values or nullability.
+        uint64[n, words], C-contiguous. Rows compare like their words, from left to right. If a type does not have exact
+        words (`has_exact_words`), different values may have equal words. ``words`` is the sum of `count_order_words`
+        over the columns, so it depends only on the declared types.
 
     Raises
     ------
@@ -177,7 +179,7 @@ def _write_column_words(values: pa.Array, column: OrderColumn, out: Words) -> No
 
 
 def _write_decimals(values: pa.Array, out: Words) -> None:
-    """Write the two's complement with the sign bit flipped, most significant word first."""
+    """Write each decimal as two's complement with the sign bit flipped. The most significant word comes first."""
     n, wide = len(values), values.type.bit_width // 8
     if wide <= 8:
         out[:, 0] = view_values(values, np.dtype(f"i{wide}")).astype(np.int64).view(np.uint64)
@@ -188,7 +190,7 @@ def _write_decimals(values: pa.Array, out: Words) -> None:
 
 
 def _write_text_prefixes(values: pa.Array, out: Words) -> None:
-    """Write the first 15 bytes, padded with zeros, then the length plus one: never 0 and never 255."""
+    """Write the first 15 bytes of each text, padded with zeros. The 16th byte is the length plus one, at most 17."""
     _, offsets, data = values.buffers()
     wide = offset_width(values.type)
     ends = np.frombuffer(offsets, f"i{wide}", len(values) + 1, values.offset * wide)
@@ -199,7 +201,10 @@ def _write_text_prefixes(values: pa.Array, out: Words) -> None:
 
 
 def _load_prefix_words(data: Array, starts: Array) -> Array:
-    """Load 16 bytes from each ascending start as big-endian uint64[n, 2], with zeros after the end of the data."""
+    """Load the 16 bytes at each start as two big-endian words. Bytes after the end of the data count as zeros.
+
+    ``starts``: ascending positions.
+    """
     close = max(data.size - 15, 0)
     tail = np.concatenate([data[close:], np.zeros(16, np.uint8)])
     far = np.searchsorted(starts, close)
@@ -212,10 +217,12 @@ def _load_prefix_words(data: Array, starts: Array) -> Array:
 
 
 def dense_ranks(table: pa.Table | pa.RecordBatch, equal: Array) -> Array:
-    """Compute the dense rank of every row by its columns, left to right: null smallest, NaN largest.
+    """Compute the dense rank of each row. Rows are compared by their columns, from left to right.
 
-    ``table``: n rows of flat types. ``equal``: uint64[n], a word that is equal for equal rows (a hash of them). Returns
-    int64[n]; equal rows share a rank. O(n log n). (Order: docs/semantics.md, ties.)
+    Null counts as the smallest value, NaN as the largest.
+
+    ``table``: n rows of flat types. ``equal``: uint64[n], a hash of each row, equal for equal rows. Returns int64[n];
+    equal rows share a rank. O(n log n). The section on ties in docs/semantics.md defines the order.
 
     >>> dense_ranks(pa.table({"a": [2.5, None, 2.5]}), np.array([7, 0, 7])).tolist()
     [1, 0, 1]
@@ -224,7 +231,7 @@ def dense_ranks(table: pa.Table | pa.RecordBatch, equal: Array) -> Array:
         return np.zeros(table.num_rows, np.int64)
     columns: dict[str, Any] = {}
     for i, column in enumerate(table.itercolumns()):
-        # Arrow sorts NaN next to nulls, so two extra columns say whether a value is null or NaN.
+        # Arrow sorts NaN next to nulls, so two extra columns mark nulls and NaN.
         columns[f"{i}valid"] = pc.is_valid(column)
         if pat.is_floating(column.type):
             columns[f"{i}nan"] = pc.fill_null(pc.is_nan(column), False)
@@ -232,7 +239,7 @@ def dense_ranks(table: pa.Table | pa.RecordBatch, equal: Array) -> Array:
         elif pat.is_fixed_size_binary(column.type):
             column = pc.cast(column, pa.binary())
         elif pat.is_decimal32(column.type) or pat.is_decimal64(column.type):
-            # Arrow sorts narrow decimals wrongly: negative ones come after zero.
+            # Arrow sorts narrow decimals wrongly: it places negative numbers after zero.
             column = pc.cast(column, pa.decimal128(column.type.precision, column.type.scale))
         columns[f"{i}value"] = column
     order = pc.sort_indices(pa.table(columns), [(name, "ascending", "at_start") for name in columns])

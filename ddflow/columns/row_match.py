@@ -1,7 +1,7 @@
 """Find the rows of a table that match rows of another table in named columns.
 
-Two values match if their identities are equal: null matches null, NaN matches NaN, and a number matches the same number
-of another width. A `RowMatcher` keeps nothing between calls.
+Two values match if their identities are equal: null matches null, NaN matches NaN, and a number matches an equal number
+whose type has another width. A `RowMatcher` keeps nothing between calls.
 
 >>> rows = pa.table({"city": ["Bern", "Chur", None], "n": [1, 2, 3]})
 >>> RowMatcher(Secret(1, 2)).select_matches(rows, pa.table({"place": ["Chur", None]}), {"city": "place"}).to_pylist()
@@ -19,19 +19,22 @@ from ddflow.columns.schema import column_arrays
 
 
 class RowMatcher(NamedTuple):
-    """Matches rows by their identities, keyed with ``secret``."""
+    """An object that finds matching rows by identities, which it computes with ``secret``."""
 
     secret: Secret
 
     def assign_row_numbers(self, *parts: tuple[pa.Table, Sequence[str]]) -> list[Ints]:
-        """Assign a number to each row of each table; rows with equal named columns get one number. O(n log n)."""
+        """Assign a number to each row of each table.
+
+        Rows with equal values in the named columns get the same number. O(n log n).
+        """
         every = [self._identify_rows(table, names) for table, names in parts]
         found = np.unique(np.concatenate(every), axis=0, return_inverse=True)[1].reshape(-1)
         ends = np.cumsum([len(words) for words in every])
         return np.split(found, ends[:-1])
 
     def mark_matches(self, rows: pa.Table, wanted: pa.Table, names: Mapping[str, str] | Iterable[str]) -> Flags:
-        """Mark the rows that match a wanted row, as uint8[n]. O(n), plus O(m log m) for m matches.
+        """Mark the rows that match a row of ``wanted``, as uint8[n]. O(n), plus O(m log m) for m matches.
 
         ``names``: the columns, mapped to their names in ``wanted`` if these differ.
         """
@@ -44,7 +47,7 @@ class RowMatcher(NamedTuple):
         return out
 
     def _identify_rows(self, table: pa.Table, names: Sequence[str]) -> Any:
-        """Compute the identities of rows by some columns, (n, 2) words. O(n)."""
+        """Compute the identities of rows from the named columns, as an array of shape (n, 2). O(n)."""
         words = np.zeros((table.num_rows, 2), np.uint64)
         if names:
             fields = [table.schema.field(name).with_nullable(True) for name in names]

@@ -1,8 +1,9 @@
-"""Gather rows from any number of batches by reference, using the addresses of their buffers.
+"""Gather rows from any number of batches. A reference is the number of a batch and the number of a row.
 
-Rows never change. A gathered column owns its memory and holds exactly the values of the references. Kernels move fixed
-widths, bits and byte strings; Arrow's ``take`` moves every other type. Columns are first brought to one chunk, so an
-address and a row number locate a value. This file does not know the keys or orders of rows.
+Rows never change. A gathered column owns its memory, and holds the referenced values and nothing else. Kernels copy
+fixed-width values, bits and byte strings, and Arrow's ``take`` copies every other type. Each column has one chunk, so a
+value is located by the address of the chunk's buffer and the row number. This module does not know the keys or orders
+of rows.
 
 >>> import numpy as np, pyarrow as pa
 >>> old, new = (Rows(pa.table({"city": [name], "n": [n]})) for name, n in (("Bern", 1), ("Basel", 2)))
@@ -37,16 +38,17 @@ from ddflow.errors import TooLarge
 from ddflow.kernels.gather import ROWS, SLOT, SLOTS, gather_bits, gather_columns, gather_offsets
 
 MOVED = 8
-"""Approximate nanoseconds to gather a value."""
+"""The approximate time to gather a value, in nanoseconds."""
 
 
 class Rows:
-    """Columns of one chunk each, and the addresses of their buffers.
+    """A batch of rows: columns with one chunk each, and the addresses of the buffers.
 
-    ``filled``: columns whose nulls no operator reads (only deletions have them), so gathering needs no validity.
-    ``addresses``: uint64[columns, 5]: the validity bitmap (0 without nulls), values or offsets, bytes, and the bit
-    numbers of row 0 in the validity and in boolean values.
-    ``holes``: a bit for each column with a validity bitmap. ``held``: bytes of the buffers. O(columns) to make.
+    ``filled``: columns whose nulls occur only in deletions, which no operator reads, so gathering ignores validity.
+    ``addresses``: uint64[columns, 5]. For each column, this array holds the addresses of the validity bitmap (0 without
+    nulls), of the values or offsets, and of the bytes, then the bit positions of row 0 in the validity bitmap and in
+    boolean values. ``holes``: a bit for each column, set if the column has a validity bitmap. ``held``: the bytes of
+    the buffers. The constructor is O(columns).
     """
 
     __slots__ = ("_columns", "_given", "_table", "addresses", "held", "holes", "schema", "size")
@@ -60,7 +62,7 @@ class Rows:
     def from_columns(
         cls, columns: Sequence[Column], shape: ColumnLayouts, size: int, filled: Container[str] = ()
     ) -> Rows:
-        """Make ``size`` rows of some columns; Arrow arrays and a table are made on first use."""
+        """Make ``size`` rows from columns. Arrow arrays and a table are built on first use."""
         out = object.__new__(cls)
         out._table = None
         out._set_columns(columns, shape, size, filled)
@@ -106,15 +108,15 @@ class Rows:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the Arrow buffers of these rows."""
+        """The total size of the Arrow buffers of these rows, in bytes."""
         return int(self.table.nbytes)
 
 
 class RowPool:
-    """The rows that references point into, by batch number, and their addresses by column for the kernels.
+    """A pool of batches, to which references point by batch number. Kernels get the addresses of the buffers.
 
-    ``schema``: the columns, the same for all batches. The space for batches grows; a dropped number may be used again.
-    ``holes``: a bit for each column that has, or had, a null in any batch.
+    ``schema``: the columns, the same for all batches. The pool grows, and the number of a dropped batch may be used
+    again. ``holes``: a bit for each column, set if the column has or had a null in any batch.
     """
 
     def __init__(self, schema: pa.Schema, rows: Sequence[Rows | None] = ()) -> None:
@@ -127,7 +129,7 @@ class RowPool:
             self.set_batch(i, each)
 
     def set_batch(self, number: int, rows: Rows | None) -> None:
-        """Assign rows, or None, to a batch number. O(columns), amortised."""
+        """Set the rows of the batch with this number, or drop the batch if ``rows`` is None. O(columns), amortised."""
         while len(self.rows) <= number:
             self.rows.append(None)
         while number >= self.addresses.shape[2]:
@@ -140,7 +142,7 @@ class RowPool:
             self.holes |= rows.holes
 
     def copy(self) -> RowPool:
-        """Copy the pool; batches set later do not appear in the copy. O(columns * batches)."""
+        """Copy the pool. Batches that are set later do not appear in the copy. O(columns * batches)."""
         out = object.__new__(RowPool)  # the copy module would slow down small steps
         out.__dict__.update(self.__dict__, rows=self.rows.copy(), addresses=self.addresses.copy())
         return out
@@ -153,10 +155,10 @@ class RowPool:
 
 
 class RowView:
-    """Rows given by references; a column is gathered on first use, then kept.
+    """A view of referenced rows of a pool. A column is gathered on first use, then cached.
 
-    ``references``: int64[n], as for `gather_table`. ``near``: returns a column from a cheaper source, or None. The view
-    has the methods of a table that operators use.
+    ``references``: int64[n], as for `gather_table`. ``near``: a function that returns a column by name from a cheaper
+    source, or None. The view has those methods of a table that operators call.
     """
 
     def __init__(
@@ -189,7 +191,7 @@ class RowView:
         return self.gather_by_name([name])[0]
 
     def gather_by_name(self, names: Sequence[str]) -> list[pa.Array]:
-        """Gather some columns. O(n) each, once."""
+        """Gather the named columns. O(n) each, once."""
         made, near = self._made, self.near
         missing: list[pa.Field] = []
         for name in names:
@@ -205,41 +207,44 @@ class RowView:
         return [made[name] for name in names]
 
     def take(self, places: pa.Array) -> RowView:
-        """Take the rows at some places; only columns gathered before are gathered again. O(places)."""
+        """Take the rows at ``places``.
+
+        Columns that are already gathered are taken at once. All other columns are gathered on first use. O(places).
+        """
         out = RowView(self.pool, self.references.take(np.asarray(places)), self.schema)
         out._made = {name: column.take(places) for name, column in self._made.items()}
         return out
 
     def slice(self, begin: int, size: int) -> RowView:
-        """Slice the rows [begin, begin + size)."""
+        """Slice ``size`` rows, starting at row ``begin``."""
         return self.take(pa.array(np.arange(begin, begin + size)))
 
     def select(self, names: Sequence[str]) -> pa.Table:
-        """Build a table of some columns."""
+        """Build a table of the named columns."""
         return pa.table(self.gather_by_name(names), schema=pa.schema([self.schema.field(n) for n in names]))
 
 
 def gather_table(pool: RowPool, references: Array, schema: pa.Schema) -> pa.Table:
     """Gather the rows at ``references``, in their order.
 
-    ``references``: int64[n], batch number and row packed as in ``kernels.gather``; flags above are ignored. ``schema``:
-    the columns wanted. Raises `TooLarge` if a 32-bit text column would exceed 2 GiB. O(n) per column.
+    ``references``: int64[n], batch number and row packed as in ``kernels.gather``; higher flag bits are ignored.
+    ``schema``: the columns to gather. Raises `TooLarge` if a 32-bit text column would exceed 2 GiB. O(n) per column.
     """
     return pa.Table.from_arrays(gather_arrays(pool, references, schema), schema=schema)
 
 
 def gather_arrays(pool: RowPool, references: Array, fields: Iterable[pa.Field]) -> list[pa.Array]:
-    """Gather columns as `gather_table` does, for a schema or some fields."""
+    """Gather rows of the columns in ``fields``, like `gather_table`, but return arrays instead of a table."""
     return to_arrow_arrays(gather_buffers(pool, references, fields))
 
 
 def gather_column(pool: RowPool, references: Array, field: pa.Field) -> pa.Array:
-    """Gather one column as `gather_table` does."""
+    """Gather rows of one column, like `gather_table`, but return an array."""
     return gather_arrays(pool, references, [field])[0]
 
 
 def gather_buffers(pool: RowPool, references: Array, fields: Iterable[pa.Field]) -> list[Column]:
-    """Gather columns as `gather_table` does, as input for `Rows`."""
+    """Gather rows of the columns in ``fields``, like `gather_table`, but return columns for `Rows.from_columns`."""
     columns: list[Column] = []
     plan: list[tuple[int, int, int, int]] = []
     read: list[pa.Buffer] = []
@@ -282,19 +287,25 @@ def gather_buffers(pool: RowPool, references: Array, fields: Iterable[pa.Field])
 
 
 def _allocate_text(total: int, wide: int, name: str) -> pa.Buffer:
-    """Allocate the bytes of gathered byte strings. Raises `TooLarge` if their offsets cannot address so many."""
+    """Allocate a buffer for the bytes of a gathered text or binary column.
+
+    Raises `TooLarge` if 32-bit offsets cannot address the bytes.
+    """
     if wide == 4 and total > 2**31 - 1:
         raise TooLarge(
             f"column {name!r} of one output",
-            f"its text takes {total:,} bytes, 32-bit offsets reach 2 GiB",
-            "take smaller steps, or declare the column large_string",
+            f"its text takes {total:,} bytes, but 32-bit offsets reach 2 GiB",
+            "use smaller steps, or declare the column large_string",
             column=name,
         )
     return pa.py_buffer(np.empty(total, np.uint8))
 
 
 def _take_by_arrow(pool: Sequence[Rows | None], references: Array, at: int, kind: pa.DataType) -> pa.Array:
-    """Gather any other type with Arrow: take the rows of each batch together, then put them in order."""
+    """Gather a column with Arrow's ``take``.
+
+    First take the rows of each batch, then put them in the order of the references.
+    """
     batch, rows = (references >> SLOT) & SLOTS, references & ROWS
     counts = np.bincount(batch)
     numbers = np.flatnonzero(counts)
@@ -316,7 +327,10 @@ def _take_by_arrow(pool: Sequence[Rows | None], references: Array, at: int, kind
 
 
 def row_values(rows: pa.Table | pa.RecordBatch, row: int) -> dict[str, Any]:
-    """Convert one row to Python values for an error message; a time without a Python value becomes its number."""
+    """Convert one row to Python values for an error message.
+
+    A date or time that Python cannot represent becomes a number.
+    """
     out: dict[str, Any] = {}
     for name in rows.schema.names:
         scalar = rows.column(name)[row]
@@ -328,15 +342,16 @@ def row_values(rows: pa.Table | pa.RecordBatch, row: int) -> dict[str, Any]:
 
 
 Chosen = tuple[str, int, str]
-"""A column: its name, the side it comes from, and its name on that side."""
+"""A column of a join's result: the name there, the number of the side that it comes from, and the name on that side."""
 
 
 class PairedRows:
-    """Rows of two collections side by side, the result of a join; a column is gathered on first use.
+    """The result of a join: rows of two collections side by side. A column is gathered on first use.
 
-    Row i combines row i of each side. The class has the methods of a table that operators use, like `RowView`.
+    Row i of the result combines row i of both sides. Like `RowView`, the class has those methods of a table that
+    operators call.
 
-    ``sides``: views with equal numbers of rows. ``columns``: the columns chosen from them.
+    ``sides``: views with equal numbers of rows. ``columns``: the columns chosen from the sides.
 
     >>> import numpy as np, pyarrow as pa
     >>> cities, names = (pa.table({"of": column}) for column in (["Bern", "Basel"], ["Ann", "Bo"]))
@@ -364,7 +379,7 @@ class PairedRows:
 
     @property
     def columns(self) -> list[pa.Array]:
-        """All columns.  O(n) each, once."""
+        """All columns. O(n) each, once."""
         return self.gather_by_name(self.schema.names)
 
     def column(self, name: str) -> pa.Array:
@@ -372,19 +387,22 @@ class PairedRows:
         return self.gather_by_name([name])[0]
 
     def gather_by_name(self, names: Sequence[str]) -> list[pa.Array]:
-        """Gather some columns.  O(n) each, once."""
+        """Gather the named columns. O(n) each, once."""
         read = [[of for side, of in map(self.at.__getitem__, names) if side == each] for each in range(len(self.sides))]
         found = [iter(view.gather_by_name(some)) for view, some in zip(self.sides, read, strict=True)]
         return [next(found[self.at[name][0]]) for name in names]
 
     def take(self, places: pa.Array) -> PairedRows:
-        """Take the rows at some places; only columns gathered before are gathered again.  O(places)."""
+        """Take the rows at ``places``.
+
+        Columns that are already gathered are taken at once. All other columns are gathered on first use. O(places).
+        """
         return PairedRows([view.take(places) for view in self.sides], self.given)
 
     def slice(self, begin: int, size: int) -> PairedRows:
-        """Slice the rows [begin, begin + size)."""
+        """Slice ``size`` rows, starting at row ``begin``."""
         return self.take(pa.array(np.arange(begin, begin + size)))
 
     def select(self, names: Sequence[str]) -> pa.Table:
-        """Build a table of some columns."""
+        """Build a table of the named columns."""
         return pa.table(self.gather_by_name(names), schema=pa.schema([self.schema.field(name) for name in names]))

@@ -1,9 +1,9 @@
 """Normalize types, and convert tables to the declared columns of an input.
 
-After `conform_to_schema` a table has exactly the declared columns, in order and in *normal* types: dictionary, run-end
-and view encodings are decoded. It has no forbidden null and only valid values; Arrow itself accepts times outside a day
-and invalid UTF-8 without a check. Later code relies on this and checks nothing again. ``casts`` decides which casts are
-lossless. This file knows nothing of keys, orders or deletes; the spec does.
+`conform_to_schema` returns a table with exactly the declared columns, in the declared order. Types are *normal*:
+dictionary, run-end and view encodings are decoded. The returned table has no forbidden null and only valid values, so
+later code does not check the values again. Arrow itself accepts invalid UTF-8, and times of day that are not within 24
+hours. ``casts`` decides which casts are lossless. This module does not know keys, orders or deletes.
 
 >>> import pyarrow as pa
 >>> normalize_type(pa.dictionary(pa.int32(), pa.string()))
@@ -35,13 +35,16 @@ from ddflow.columns.wider import suggest_widening
 from ddflow.errors import ErrorText, SchemaMismatch, TooLarge, WidenFix, shorten
 
 INTERVAL: Final[pa.DataType] = pa.month_day_nano_interval()  # type: ignore[attr-defined]
-"""Months, days and nanoseconds: the only flat type with several representations of equal values."""
+"""The interval type of months, days and nanoseconds.
+
+Of all flat types, only this type has several representations of equal values.
+"""
 _PARTS: Final = np.dtype([("months", np.int32), ("days", np.int32), ("rest", np.int64)])
 _DAY: Final = 86_400_000_000_000
 
 
 def normalize_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type whose values ``kind`` encodes: dictionaries, run ends and views are encodings, not types."""
+    """Return the type of the values that ``kind`` encodes, without dictionaries, run ends and views."""
     if pat.is_dictionary(kind) or pat.is_run_end_encoded(kind):
         return normalize_type(kind.value_type)
     if kind == pa.string_view():
@@ -62,7 +65,7 @@ def normalize_type(kind: pa.DataType) -> pa.DataType:
 
 
 def to_declared_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type for a declaration: without a frame's encodings and wide offsets such as ``large_string``.
+    """Return the type to declare for a frame's column: a type without an encoding, and without 64-bit offsets.
 
     >>> to_declared_type(pa.large_list(pa.large_string()))
     ListType(list<item: string>)
@@ -83,14 +86,15 @@ def to_declared_type(kind: pa.DataType) -> pa.DataType:
 
 
 def normalize_field(field: pa.Field) -> pa.Field:
-    """Return the field in its `normalize_type`."""
+    """Return the field with a normal type: see `normalize_type`."""
     return field.with_type(normalize_type(field.type))
 
 
 def decode_array(array: pa.Array) -> pa.Array:
-    """Convert values to their `normalize_type`; no copy if they already have it. O(values).
+    """Convert values to their normal type, without a copy if they already have it. O(values).
 
-    It converts level by level, since Arrow's own casts do not support nested run ends and lose values of list views.
+    The function converts one level of nesting after another. Arrow's own casts do not support nested run ends, and lose
+    values of list views.
     """
     kind, normal = array.type, normalize_type(array.type)
     if kind == normal:
@@ -121,9 +125,10 @@ def decode_array(array: pa.Array) -> pa.Array:
 
 
 def compute_decoded_size(rows: pa.Table | pa.RecordBatch) -> int:
-    """Compute the bytes of rows in their normal types. O(columns), and O(rows) for encoded columns.
+    """Compute the size of rows in bytes, as if their columns had normal types.
 
-    A slice of a dictionary's or a view's rows refers to all values, so Arrow would count the bytes of all of them.
+    O(columns), and O(rows) for encoded columns. Arrow's ``nbytes`` is too large for a slice of a dictionary or view
+    column, because it counts all values of the unsliced column.
     """
     chunks = (c.chunks if isinstance(c, pa.ChunkedArray) else [c] for c in rows.itercolumns())
     return sum(_decoded_array_size(chunk) for each in chunks for chunk in each)
@@ -134,7 +139,7 @@ def _decoded_array_size(array: pa.Array) -> int:
     if kind == normal:
         return int(array.nbytes)
     if kind in (pa.string_view(), pa.binary_view()):
-        # A view has 16 bytes, and the first four are its length.
+        # Each element of a view array has 16 bytes. The first four bytes are the length of the value.
         lengths = np.frombuffer(array.buffers()[1] or b"", np.int32)[4 * array.offset : 4 * (array.offset + n) : 4]
         return int(lengths[np.asarray(array.is_valid())].sum(dtype=np.int64)) + 4 * n
     bytes_of = is_text(normal) or pat.is_binary(normal) or pat.is_large_binary(normal)
@@ -154,7 +159,7 @@ def is_bytes(kind: pa.DataType) -> bool:
 
 
 def is_word_type(kind: pa.DataType) -> bool:
-    """Return whether a value fits one 64-bit word: booleans, integers, floats, dates, times, timestamps, durations."""
+    """Return whether a value fits one 64-bit word, as booleans, integers, floats, dates, times and durations do."""
     return bool(
         pat.is_boolean(kind)
         or pat.is_integer(kind)
@@ -167,30 +172,32 @@ def is_word_type(kind: pa.DataType) -> bool:
 
 
 def is_flat_type(kind: pa.DataType) -> bool:
-    """Return whether values have one part and an order: words, decimals, text, binary of any width."""
+    """Return whether values are not nested and have an order, as words, decimals, texts and binary values do."""
     return bool(is_word_type(kind) or is_text(kind) or pat.is_decimal(kind) or is_bytes(kind))
 
 
 def is_key_type(kind: pa.DataType) -> bool:
-    """Return whether values can be keys: flat types, and UUIDs as their 16 bytes."""
+    """Return whether values of a type can be keys, as values of flat types can, and UUIDs, which count as 16 bytes."""
     return is_flat_type(kind) or bool(kind == pa.uuid())
 
 
 def is_time_type(kind: pa.DataType) -> bool:
-    """Return whether a column may be a ``time``: int64 and types stored as int64 (timestamps, dates)."""
+    """Return whether a ``time=`` column may have this type: int64, a timestamp or a date."""
     return bool(kind == pa.int64() or pat.is_timestamp(kind) or pat.is_date(kind))
 
 
 YEARS: Final = (-62_135_596_800, 253_402_300_800)
-"""The beginnings of the years 1 and 10000, in seconds."""
+"""The beginnings of the years 1 and 10000, in unix seconds."""
 _EACH: Final = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 MANY: Final = 1 << 12
-"""Minimal number of texts for the ASCII check."""
+"""`is_large_ascii_array` reads the bytes of an array only if the array has at least this many texts."""
 
 
 @cache
 def _find_valid_range(kind: pa.DataType) -> tuple[int, int] | None:
-    """Return the least valid number of a type of times, and the number after the greatest; None for other types.
+    """Return the range of valid numbers of a date or time type, or None for other types.
+
+    Returns the first valid number, and the first number after the range.
 
     >>> _find_valid_range(pa.time32("s")), _find_valid_range(pa.int64())
     ((0, 86400), None)
@@ -206,7 +213,10 @@ def _find_valid_range(kind: pa.DataType) -> tuple[int, int] | None:
 
 
 def find_invalid_time(array: pa.Array) -> int:
-    """Find the first row with a time outside a day, or a moment outside the years 1 to 9999; -1 for none. O(n)."""
+    """Find the first row with a time of day not within 24 hours, or with a timestamp outside the years 1 to 9999.
+
+    If all rows are valid, return -1. O(n).
+    """
     limits = _find_valid_range(array.type)
     if limits is None or array.null_count == len(array):
         return -1
@@ -215,14 +225,15 @@ def find_invalid_time(array: pa.Array) -> int:
     found = np.frombuffer(array.buffers()[1], np.int32 if width == 4 else np.int64, len(array), array.offset * width)
     if least <= found.min() and found.max() < most:
         return -1
-    numbers = array.view(pa.int32() if width == 4 else pa.int64())  # keeps nulls, whose numbers are arbitrary
+    numbers = array.view(pa.int32() if width == 4 else pa.int64())  # a view keeps nulls, whose numbers are arbitrary
     return int(pc.index(pc.or_(pc.less(numbers, least), pc.greater_equal(numbers, most)), True).as_py())
 
 
 def is_large_ascii_array(array: pa.Array) -> bool:
-    """Return whether an array has many texts, all of them ASCII. Much cheaper than Arrow's check for UTF-8.
+    """Return whether an array of texts has at least `MANY` elements, and all texts are ASCII.
 
-    Raises Arrow's error for buffers that are too short. O(bytes).
+    The check is much cheaper than Arrow's check for UTF-8. Raises Arrow's error for buffers that are too short.
+    O(bytes).
 
     >>> is_large_ascii_array(pa.array(["a", None] * MANY)), is_large_ascii_array(pa.array(["\u00e4"] * MANY))
     (True, False)
@@ -238,7 +249,7 @@ def is_large_ascii_array(array: pa.Array) -> bool:
 
 
 def needs_validation(kind: pa.DataType) -> bool:
-    """Return whether Arrow may accept invalid values of a type."""
+    """Return whether an Arrow array of a type can contain invalid values."""
     return not (pat.is_boolean(kind) or pat.is_integer(kind) or pat.is_floating(kind) or pat.is_null(kind))
 
 
@@ -253,26 +264,28 @@ def check_values(rows: pa.Table | pa.RecordBatch, what: str, columns: Iterable[i
             try:
                 found = _find_invalid_value(chunk)
             except pa.ArrowInvalid as error:
-                remedy = "mend it where it is made: its table.validate(full=True) fails, too"
+                remedy = "fix it where it is created: its table.validate(full=True) fails, too"
                 name = rows.schema.names[at]
                 asked = f"column {name!r} of rows for {what}"
-                raise SchemaMismatch(asked, f"it is no whole {column.type}: {error}", remedy, column=name) from None
+                raise SchemaMismatch(asked, f"it is not a valid {column.type}: {error}", remedy, column=name) from None
             if found is not None:
                 array, row = found
                 there = f"row {before + row:,} holds" if array is chunk else "it holds"
-                limits = "a time is within a day, a moment within the years 1 to 9999"
-                shown = f"{there} {_format_value(array, row)}, which no clock or calendar has"
+                limits = "a time must be within a day, a timestamp within the years 1 to 9999"
+                shown = f"{there} {_format_value(array, row)}, which is not a valid time"
                 place = before + row if array is chunk else None
                 name = rows.schema.names[at]
                 asked = f"column {name!r} of rows for {what}"
-                raise SchemaMismatch(asked, shown, f"mend the row: {limits}", column=name, row=place)
+                raise SchemaMismatch(asked, shown, f"fix the row: {limits}", column=name, row=place)
             before += len(chunk)
 
 
 def _find_invalid_value(array: pa.Array) -> tuple[pa.Array, int] | None:
-    """Find the first invalid value, with the array of its level. Raises Arrow's errors for broken buffers.
+    """Find the first invalid value.
 
-    It checks level by level, since Arrow checks all children of a slice.
+    Return the array with the invalid value, which may be a nested child, and the position of the value. Raises Arrow's
+    errors for broken buffers. The search goes through one level of nesting after another. Arrow's own check of a slice
+    would also check children outside the slice.
     """
     kind = array.type
     if isinstance(kind, pa.BaseExtensionType):
@@ -284,7 +297,7 @@ def _find_invalid_value(array: pa.Array) -> tuple[pa.Array, int] | None:
     ):
         array.validate()
         if not pat.is_fixed_size_list(kind) and (np.diff(np.asarray(array.offsets)) < 0).any():
-            raise pa.ArrowInvalid("its offsets go back")
+            raise pa.ArrowInvalid("its offsets decrease")
         children = [array.keys, array.items] if pat.is_map(kind) else [array.flatten()]
     else:
         if (row := find_invalid_time(array)) >= 0:
@@ -303,12 +316,12 @@ def conform_to_schema(
     input: str = "",
     fixed: Collection[str] = (),
 ) -> pa.Table:
-    """Convert a table to exactly ``schema``'s columns, order and types, each column in one chunk.
+    """Convert a table to exactly the columns, order and types of ``schema``. In the result, each column has one chunk.
 
-    Columns are matched by name; a missing column becomes null, unless it is ``required``. ``input``: the input's name,
-    if an engine can add new columns to it. ``fixed``: columns whose type can never change. Raises `SchemaMismatch` for
-    an unknown, duplicate or missing required column, for a value without an equal in the declared type, and for a
-    forbidden null. O(rows) only for columns that need a cast or have several chunks.
+    Columns are matched by name. A missing column becomes null, unless it is ``required``. ``input``: the name of the
+    input, if columns can be added to the input. ``fixed``: columns whose type can never change. Raises `SchemaMismatch`
+    for an unknown or duplicate column, for a required column that is missing, for a value that the declared type cannot
+    represent, and for a forbidden null. Only columns that need a cast or have several chunks cost O(rows).
     """
     check_values(table, what)
     if table.schema.equals(schema) and all(column.num_chunks == 1 for column in table.columns):
@@ -322,7 +335,7 @@ def conform_to_schema(
         raise SchemaMismatch(
             f"rows for {what}",
             f"there is one column, {names[0]!r}",
-            f"is the delimiter {between!r}? read the file by it; dd.FilePath says it of a path",
+            f"is the delimiter {between!r}? read the file with it; for a path, set it with dd.FilePath",
         )
     for name in required:
         if name not in names:
@@ -335,17 +348,17 @@ def conform_to_schema(
     for name in names:
         if names.count(name) > 1:
             raise SchemaMismatch(
-                f"rows for {what}", f"the column {name!r} occurs more than once", "give it one name", column=name
+                f"rows for {what}", f"the column {name!r} occurs more than once", "use each name once", column=name
             )
         if schema.get_field_index(name) < 0:
-            remedy = f"{did_you_mean(name, schema.names)}; leave it out of the rows"
+            remedy = f"{did_you_mean(name, schema.names)}; omit it from the rows"
             if name in RESERVED:
-                remedy = "drop it: updates and reads carry it beside the columns of an input"
+                remedy = "drop it: ddflow adds it to updates and reads"
             elif find_nearest_name(name, schema.names) is not None:
                 remedy += ", or declare it in the flow, too"
             elif input:
                 types = {input: {name: format_type(to_declared_type(table.schema.field(name).type))}}
-                remedy += f", or take it in with engine.evolve({types})"
+                remedy += f", or add it with engine.evolve({types})"
             raise SchemaMismatch(
                 f"rows for {what}", f"there is a column {name!r} that was not declared", remedy, column=name
             )
@@ -362,7 +375,7 @@ def conform_to_schema(
 
 
 def _normalize_interval_columns(table: pa.Table) -> pa.Table:
-    """Normalize intervals: 24 hours become 1 day, which is equal."""
+    """Normalize the interval columns of a table, so that equal intervals have equal bytes."""
     for index, field in enumerate(table.schema):
         if field.type == INTERVAL:
             table = table.set_column(index, field, normalize_intervals(to_array(table.column(index))))
@@ -370,9 +383,9 @@ def _normalize_interval_columns(table: pa.Table) -> pa.Table:
 
 
 def normalize_intervals(array: pa.Array) -> pa.Array:
-    """Normalize intervals to days and nanoseconds of one sign, with less than a day of nanoseconds.
+    """Normalize intervals: days and nanoseconds get the same sign, and the nanoseconds are less than a day.
 
-    Days beyond 32 bits stay nanoseconds. O(rows).
+    Days that overflow 32 bits stay in the nanoseconds. O(rows).
 
     >>> times = pa.array([(0, 0, 86_400_000_000_000), (1, 1, -1)], pa.month_day_nano_interval())
     >>> normalize_intervals(times).to_pylist()
@@ -392,12 +405,12 @@ def normalize_intervals(array: pa.Array) -> pa.Array:
 
 
 def _check_nulls(table: pa.Table, what: str) -> pa.Table:
-    """Refuse nulls that the schema forbids, or return the table. Raises `SchemaMismatch`."""
+    """Check that no column has a null that the schema forbids, and return the table. Raises `SchemaMismatch`."""
     if bad := [f.name for i, f in enumerate(table.schema) if not f.nullable and table.column(i).null_count]:
         raise SchemaMismatch(
             f"rows for {what}",
-            f"the columns {bad} hold nulls and were declared not null",
-            "mend the rows, or declare the columns nullable",
+            f"the columns {bad} hold nulls, but are declared not null",
+            "fix the rows, or declare the columns nullable",
         )
     return table
 
@@ -405,9 +418,11 @@ def _check_nulls(table: pa.Table, what: str) -> pa.Table:
 def cast_losslessly(
     column: pa.ChunkedArray, field: pa.Field, what: str, how: Callable[..., WidenFix] | None = None
 ) -> pa.Array:
-    """Cast a column to one array of the field's type. Raises `SchemaMismatch` for a value that has no equal there.
+    """Cast a column to one array of the field's type.
 
-    ``how``: suggests, like `suggest_widening`, how to widen a state's column, for the error.
+    Raises `SchemaMismatch` for a value that the type cannot represent.
+
+    ``how``: a function like `suggest_widening`, whose suggestion to widen a state's column the error shows.
     """
     source = column.type
     if source == field.type:
@@ -418,18 +433,19 @@ def cast_losslessly(
         return made
     asked, kind = f"column {field.name!r} of {what}", to_declared_type(source)
     if kind == field.type and array.nbytes > 2**31 - 1:
-        found = f"its text takes {array.nbytes:,} bytes, 32-bit offsets reach 2 GiB"
-        raise TooLarge(asked, found, "take smaller steps, or declare the column large_string")
+        found = f"its text takes {array.nbytes:,} bytes, but 32-bit offsets reach 2 GiB"
+        raise TooLarge(asked, found, "use smaller steps, or declare the column large_string")
     if may_cast(array.type, field.type):
         row = find_uncastable_row(array, field.type)
         found = f"row {row:,} holds {_format_value(array, row)} ({kind}), which does not fit {field.type}"
         fits = to_declared_type(suggest_type(array.type, field.type))
-        rounds = pat.is_decimal(array.type) and pat.is_floating(field.type)
-        mend = f"cast the column to {field.type} yourself, which rounds" if rounds else "mend the row"
-        fix = ErrorText(f"{mend}, or declare {fits}", how(field, fits) if how else "")
+        floats, decimals = map(pat.is_floating, (array.type, field.type)), map(pat.is_decimal, (array.type, field.type))
+        rounds = any(floats) and any(decimals)
+        remedy = f"cast the column to {field.type} yourself, which rounds" if rounds else "fix the row"
+        fix = ErrorText(f"{remedy}, or declare {fits}", how(field, fits) if how else "")
         raise SchemaMismatch(asked, found, fix, column=field.name, row=row)
     there = np.flatnonzero(np.asarray(array.is_valid()))[:1]
-    found = f"it is {kind}, declared is {field.type}" + "".join(
+    found = f"it is {kind}, but {field.type} is declared" + "".join(
         f"; row {i:,} holds {_format_value(array, i)}" for i in there
     )
     fix = ErrorText(f"cast it yourself, or declare {kind}", how(field, kind) if how else "")
@@ -437,7 +453,10 @@ def cast_losslessly(
 
 
 def _format_value(array: pa.Array, row: int) -> str:
-    """Format a value for messages: with Python, or with Arrow if Python has no such value; cut short."""
+    """Format a value for messages: as Python formats it, or as Arrow does if no Python value can represent it.
+
+    Long text is cut.
+    """
     try:
         return shorten(repr(array[row].as_py()), 60)
     except (OverflowError, ValueError):  # Python's calendar ends with the year 9999
@@ -455,12 +474,15 @@ def empty_table(schema: pa.Schema) -> pa.Table:
 
 
 def to_batch(table: Any) -> pa.RecordBatch:
-    """Convert a table or a view to a record batch; no copy if each column has one chunk."""
+    """Convert a table or a view to a record batch. Nothing is copied if each column has one chunk."""
     return pa.RecordBatch.from_arrays(column_arrays(table), schema=table.schema.remove_metadata())
 
 
 def column_arrays(rows: Any, names: Sequence[str] | None = None) -> list[pa.Array]:
-    """Return all or some columns of a table, batch or view, each as one array; no copy if it is already one."""
+    """Return columns of a table, batch or view as arrays. A column with one chunk is not copied.
+
+    ``names``: the columns to return, by default all.
+    """
     columns: Any
     if isinstance(rows, pa.Table | pa.RecordBatch):
         columns = rows.columns if names is None else map(rows.column, names)
@@ -470,7 +492,7 @@ def column_arrays(rows: Any, names: Sequence[str] | None = None) -> list[pa.Arra
 
 
 def to_array(column: pa.ChunkedArray) -> pa.Array:
-    """Convert a chunked column to one array; no copy if it has one chunk."""
+    """Convert a chunked column to one array. Nothing is copied if the column has one chunk."""
     if column.num_chunks == 1:
         return column.chunk(0)
     return pa.concat_arrays(column.chunks) if column.num_chunks else pa.nulls(0, column.type)

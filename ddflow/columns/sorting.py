@@ -1,7 +1,9 @@
-"""Sort rows by identity; every operation by key (resolve, count, consolidate, merge) begins with this sort.
+"""Sort rows by identity.
 
-`sort_by_identity` calls the kernels of ``kernels/sort`` over spans of rows, one per thread. Guarantees: rows of one
-identity are adjacent and keep their order of arrival, so callers need no sort by time.
+Every operation that groups rows by key (resolve, count, consolidate and merge) begins with the sort of this module.
+
+`sort_by_identity` calls the kernels of ``kernels/sort`` over spans of rows, one per thread.
+Guarantees: rows with the same identity are adjacent and keep their order of arrival, so callers need no sort by time.
 
 >>> by = sort_by_identity(np.array([9, 4, 9], np.uint64), np.empty(0, np.uint64))
 >>> by.permutation.tolist(), by.starts.tolist()
@@ -27,13 +29,13 @@ from ddflow.kernels.sort import (
 )
 
 FILLED, RESOLVED = 4, 25
-"""Approximate nanoseconds to put a row into its bucket, and to look up or resolve a key."""
+"""The approximate nanoseconds to put a row into its bucket of the sort, and those to look up or resolve a key."""
 
 
 class SortedRows(NamedTuple):
-    """Rows sorted by identity: the row at each place, the identities, the start of each key (and n at the end).
+    """Rows sorted by identity: the original row numbers, the identities, and the position where each key starts.
 
-    Numbers are int32, so at most 2**31 rows at once.
+    The last start position is n, the number of rows. Row numbers are int32, so one sort takes at most 2**31 rows.
     """
 
     permutation: Narrow
@@ -43,7 +45,10 @@ class SortedRows(NamedTuple):
 
 
 def cut_shards(by: SortedRows, threads: Threads) -> list[tuple[int, int]]:
-    """Cut the keys into equal ranges of identities, one per thread; one range for few keys. O(log n)."""
+    """Cut the keys into equal ranges of identities, one range per thread.
+
+    If there are few keys, they form a single range. O(log n).
+    """
     keys = by.starts.size - 1
     if threads.size == 1 or len(threads.cut_spans(keys, RESOLVED)) < threads.size:
         return [(0, keys)]
@@ -53,7 +58,10 @@ def cut_shards(by: SortedRows, threads: Threads) -> list[tuple[int, int]]:
 
 
 def sort_by_identity(high: Words, low: Words, arena: Arena | None = None, threads: Threads = ALONE) -> SortedRows:
-    """Sort rows by identity, stably, and find the groups. ``arena``: the memory to carve the result from. O(n)."""
+    """Sort rows by identity with a stable sort, and find the groups of equal keys. O(n).
+
+    ``arena``: the memory for the result.
+    """
     n, arena = high.size, arena or Arena()
     bits = min(max((n - 1).bit_length(), 1), 20) if n else 1
     empty = arena.choose_allocator(n)
@@ -77,7 +85,10 @@ def sort_by_identity(high: Words, low: Words, arena: Arena | None = None, thread
 
 
 def sort_by_words(high: Words, low: Words, order: Ints, arena: Arena | None = None) -> SortedRows:
-    """Sort rows by identities of more than two words; ``order`` int64[n, w] holds the others, unsigned. O(n log n)."""
+    """Sort rows by identities of more than two words.
+
+    ``order``: int64[n, w], the further words, unsigned. O(n log n).
+    """
     by = sort_by_identity(high, NONE, arena)
     more, starts = np.ascontiguousarray(order).view(np.uint64), np.empty(high.size + 1, np.int32)
     n = sort_within_groups(by.permutation, by.starts, low, more, np.empty(high.size, np.int32), starts)

@@ -1,8 +1,8 @@
-"""Share the kernels of a step among threads.
+"""Share the work of a step's kernels among threads.
 
-Work is cut into spans that write to separate memory, and kernels release the interpreter's lock. Python code between
-kernels still runs on one thread at a time. A hand-over takes as long as waking a thread, so work is cut only if each
-span takes longer than that.
+Work is cut into spans of rows that write to separate memory, and kernels release the interpreter's lock. Python code
+between kernels still runs on one thread at a time. Before a thread can run a span, it must be woken. Work is cut into
+spans only if each span takes longer than waking a thread.
 
 Guarantees: results do not depend on the number of threads.
 
@@ -23,16 +23,16 @@ from typing import Any, Literal, Self, TypeVar
 
 T = TypeVar("T")
 WAKING = 250_000
-"""Nanoseconds of a hand-over, for the waking thread and the woken one; a shorter span is not worth one."""
+"""The nanoseconds that it takes to wake a thread and give it a span. The calling thread runs shorter spans itself."""
 MOST = 8
-"""Maximal number of threads for "auto"."""
+"""The maximal number of threads for "auto"."""
 
 
 class Threads:
-    """A pool of ``size`` threads, the caller's included."""
+    """A pool of ``size`` threads, including the caller's thread."""
 
     waking = WAKING
-    """Minimal nanoseconds of work per span."""
+    """The minimal nanoseconds of work per span."""
 
     def __init__(self, size: int = 1) -> None:
         self.size = size
@@ -41,7 +41,10 @@ class Threads:
 
     @classmethod
     def from_option(cls, threads: int | Literal["auto"]) -> Self:
-        """Make so many threads; "auto": one per core available to this process, at most `MOST`."""
+        """Make a pool of ``threads`` threads.
+
+        "auto" makes one thread per core that this process may use, but at most `MOST` threads.
+        """
         if threads != "auto":
             return cls(threads)
         return cls(min(len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1, MOST))
@@ -59,27 +62,30 @@ class Threads:
             self._pool = None
 
     def compute_min_rows_to_split(self, cost: float) -> float:
-        """Compute the minimal number of rows to cut, if a row takes about ``cost`` nanoseconds."""
+        """Compute the minimal number of rows for which work is cut into spans. ``cost``: nanoseconds per row."""
         return 2 * self.waking / cost if self.size > 1 else inf
 
     def cut_spans(self, n: int, cost: float) -> list[tuple[int, int]]:
-        """Cut [0, n) into equal spans, at most one per thread. ``cost``: approximate nanoseconds per element."""
+        """Cut the range from 0 to ``n`` into equal spans, at most one per thread.
+
+        ``cost``: approximate nanoseconds per element.
+        """
         if self.size == 1 or n < 2 or n * cost < 2 * self.waking:
             return [(0, n)]
         count = min(self.size, n, int(n * cost) // self.waking)
         return list(pairwise([n * i // count for i in range(count + 1)]))
 
     def run_spans(self, n: int, work: Callable[[int, int], T], cost: float) -> list[T]:
-        """Run ``work(begin, end)`` in parallel for the `cut_spans` of [0, n)."""
+        """Run ``work(begin, end)`` in parallel for each span that `cut_spans` returns."""
         if self.size == 1 or n * cost < 2 * self.waking:
             return [work(0, n)]
         return self.run_in_parallel(work, self.cut_spans(n, cost))
 
     def run_in_parallel(self, work: Callable[..., T], spans: Sequence[tuple[Any, ...]]) -> list[T]:
-        """Run ``work(*span)`` in parallel for each span; raise the first error after all have ended.
+        """Run ``work(*span)`` in parallel for each span; raise the first error after all spans have ended.
 
-        The threads start with the first work for more than one thread. Work inside such work runs on its own thread
-        only.
+        The pool starts its threads at the first call with more than one span. A nested call runs all its spans on the
+        calling thread.
         """
         if self.size == 1 or len(spans) < 2 or getattr(self._inside, "work", False):
             return list(starmap(work, spans))
@@ -94,7 +100,7 @@ class Threads:
         return [first, *(other.result() for other in others)]
 
     def _run_span(self, work: Callable[..., T], span: tuple[Any, ...]) -> T:
-        """Run the work of one span and prevent it from sharing work itself."""
+        """Run the work of one span, and let nested calls of `run_in_parallel` use only this thread."""
         self._inside.work = True
         try:
             return work(*span)
@@ -103,4 +109,4 @@ class Threads:
 
 
 ALONE = Threads()
-"""The caller's own thread, without a pool."""
+"""A pool that has only the caller's thread."""

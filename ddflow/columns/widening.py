@@ -1,15 +1,15 @@
-"""Convert column values to wider types and back; ``wider`` decides which types are wider.
+"""Convert column values to wider types and back; the module ``wider`` decides which types are wider.
 
-`widen_column` is exact and injective: two values are equal afterwards exactly if they were equal before, and null stays
-null. So rows of a collection and keys of a group map one to one to their wider types. If only some values of a type fit
-(an int64 as a double, an integer as a decimal), each value is checked.
+`widen_column` is exact: two values are equal afterwards exactly if they were equal before, and null stays null.
+Therefore rows of a collection that differ, and keys of groups that differ, still differ after a widening. For some
+pairs of types, such as int64 to double, not every value fits the wider type. For such types, each value is checked.
 
 >>> widen_column(pa.array([7, None]), pa.decimal128(12, 2)).to_pylist()
 [Decimal('7.00'), None]
 >>> widen_column(pa.array([2**53 + 1]), pa.float64())
 Traceback (most recent call last):
     ...
-ddflow.columns.widening.InexactValue: 9007199254740993 is no double
+ddflow.columns.widening.InexactValue: 9007199254740993 has no exact double
 """
 
 from typing import Any, Final
@@ -23,17 +23,22 @@ from ddflow.columns.schema import column_arrays, is_text, to_array
 from ddflow.columns.wider import find_widening
 
 PLAIN_SCALE: Final = 6
-"""Arrow writes decimals with more fraction digits as 1E-7."""
+"""The greatest number of fraction digits with which Arrow writes decimals as plain text.
+
+With more fraction digits than this, Arrow may write an exponent, as in 1E-7.
+"""
 
 
 class InexactValue(ValueError):
-    """Raised for a value that the wider type cannot hold. ``column``: its column, if known."""
+    """An error for a value that the wider type cannot hold. ``column``: the column with the value, if known."""
 
     column = ""
 
 
 def widen_column(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Convert a column to a type that `find_widening` allows, or to its own; missing fields of a struct become null.
+    """Convert a column to its own type, or to a wider type that `find_widening` allows.
+
+    Missing fields of a struct become null.
 
     O(values). Raises `InexactValue` for a value that the type cannot hold.
     """
@@ -50,14 +55,14 @@ def widen_column(column: pa.Array, kind: pa.DataType) -> pa.Array:
         return pa.StructArray.from_arrays(parts, fields=list(kind), mask=column.is_null())
     if pat.is_list(old) or pat.is_large_list(old):
         made = pa.LargeListArray if pat.is_large_list(old) else pa.ListArray
-        ends = pa.array(np.asarray(column.offsets))  # a new array, because offsets of a slice are refused
+        ends = pa.array(np.asarray(column.offsets))  # a copy, because Arrow refuses the offsets of a slice
         return made.from_arrays(ends, widen_column(column.values, kind.value_type), type=kind, mask=column.is_null())
     try:
         if pat.is_integer(old) and pat.is_decimal(kind):
             return column.cast(pa.decimal256(20 + kind.scale, kind.scale)).cast(kind)
         return column.cast(kind)
     except pa.ArrowInvalid:
-        raise InexactValue(f"{_find_inexact_value(column, kind)} is no {kind}") from None
+        raise InexactValue(f"{_find_inexact_value(column, kind)} has no exact {kind}") from None
 
 
 def _widen_to_doubles(column: pa.Array) -> pa.Array:
@@ -67,7 +72,7 @@ def _widen_to_doubles(column: pa.Array) -> pa.Array:
     back = np.where(doubles < top, doubles, 0).astype(plain.dtype)
     wrong = np.flatnonzero((back != plain) | (doubles >= top))
     if wrong.size:
-        raise InexactValue(f"{plain[wrong[0]]} is no double")
+        raise InexactValue(f"{plain[wrong[0]]} has no exact double")
     return pa.array(doubles, mask=np.asarray(column.is_null()))
 
 
@@ -80,7 +85,7 @@ def _widen_to_text(column: pa.Array) -> pa.Array:
 
 
 def _find_inexact_value(column: pa.Array, kind: pa.DataType) -> str:
-    """Find the first value that does not fit. O(log n) casts."""
+    """Find the first value that does not fit a type, and return it as text. O(log n) casts."""
     low, high = 0, len(column)
     while high - low > 1:
         middle = (low + high) // 2
@@ -93,7 +98,7 @@ def _find_inexact_value(column: pa.Array, kind: pa.DataType) -> str:
 
 
 def conform_to_wider_schema(table: Any, schema: pa.Schema) -> pa.RecordBatch:
-    """Convert a table or batch to the columns of a schema: wider types, and nulls for missing columns and fields.
+    """Convert a table or batch to a schema with wider types. Missing columns and fields become null.
 
     O(rows) per changed column. Raises `InexactValue`.
     """
@@ -111,9 +116,9 @@ def conform_to_wider_schema(table: Any, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def narrow_columns(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Undo `conform_to_wider_schema`: cast back to narrower types if that loses nothing, and drop columns of nulls.
+    """Undo `conform_to_wider_schema`: cast columns back to narrower types, and drop the added columns of nulls.
 
-    A column that cannot be narrowed keeps its type. O(rows) per changed column.
+    The casts lose nothing. A column that cannot be narrowed keeps its type. O(rows) per changed column.
 
     >>> narrow_columns(pa.table({"n": [1.0, 2.0], "new": pa.nulls(2)}), pa.schema({"n": pa.int32()})).to_pydict()
     {'n': [1, 2]}

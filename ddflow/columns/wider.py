@@ -1,8 +1,9 @@
-"""Decide which type a column may change to without losing or merging values.
+"""Decide to which types a column can change so that no value is lost and different values stay different.
 
-A *read* widening keeps identities and hashes, because an integer is hashed as 64 bits and a float as a double; it is
-applied when a file is read. Any other widening is a *rewrite*, and may still meet a value that does not fit
-(``widening``). Floats and times never become text, because their text is not stable. All functions look at types only.
+A *read* widening keeps all identities and hashes, so values can be converted when a file is read. For example, every
+integer is hashed as 64 bits, and every float as a double. A widening that changes identities or hashes is a *rewrite*
+of the state, and fails if a value does not fit the new type (``widening``). Floats, timestamps and durations never
+become text, because their text is not stable. No function of this file reads values.
 
 >>> find_widening(pa.int32(), pa.int64()), find_widening(pa.int32(), pa.float64())
 ('read', 'rewrite')
@@ -24,9 +25,10 @@ UNITS: Final = ("s", "ms", "us", "ns")
 
 
 def find_widening(old: pa.DataType, new: pa.DataType) -> Widening | None:
-    """Return the widening from one type to another; None if it is not allowed or both are the same. O(type).
+    """Return the kind of widening from one type to another.
 
-    ``"rewrite"`` may still meet a value that does not fit: see `widen_column`.
+    Return None for equal types and for a widening that is not allowed. O(type). A ``"rewrite"`` fails if a value does
+    not fit the new type: see `widen_column`.
     """
     if old == new:
         return None
@@ -70,7 +72,7 @@ def _has_finer_unit(old: pa.DataType, new: pa.DataType) -> bool:
 
 
 def _find_nested_widening(old: pa.DataType, new: pa.DataType) -> Widening | None:
-    """Find the widening of lists and structs, part by part."""
+    """Find the widening of lists and structs from the widenings of their parts."""
     if old.id != new.id or not (pat.is_list(old) or pat.is_large_list(old) or pat.is_struct(old)):
         return None
     parts = [[kind.field(i) for i in range(kind.num_fields)] for kind in (old, new)]
@@ -89,26 +91,26 @@ def _find_nested_widening(old: pa.DataType, new: pa.DataType) -> Widening | None
 
 
 def keeps_order(old: pa.DataType, new: pa.DataType) -> bool:
-    """Return whether values keep their order when a type is widened. O(type)."""
+    """Return whether a widening from ``old`` to ``new`` keeps the order of values. O(type)."""
     if pat.is_nested(old):
         return all(keeps_order(old.field(i).type, new.field(i).type) for i in range(old.num_fields))
     return _is_text(old) or not _is_text(new)
 
 
 def list_changed_types(old: pa.Schema, new: pa.Schema) -> list[str]:
-    """List the columns of both schemas whose types differ. O(columns)."""
+    """List the columns that both schemas have with different types. O(columns)."""
     return [f.name for f in old if f.name in new.names and new.field(f.name).type != f.type]
 
 
 def suggest_widening(field: pa.Field, kind: pa.DataType, input: str = "", fixed: bool = False) -> WidenFix:
-    """Suggest how to change the type of a state's column, as the end of a remedy that names the type.
+    """Suggest how to change the type of a state's column. The suggestion is appended to a remedy that names the type.
 
-    ``fixed``: whether the column decides, for example as a key, and cannot change.
+    ``fixed``: whether the type of the column can never change, for example because the column is a key.
 
     >>> str(suggest_widening(pa.field("c", pa.int32()), pa.float64()))
-    "; in a state the column becomes that by dd.evolve(STATE, {'c': 'double'})"
+    "; to change the column in a state, use dd.evolve(STATE, {'c': 'double'})"
     >>> str(suggest_widening(pa.field("c", pa.float64()), pa.string()))
-    '; a state cannot change it to that: make a new one'
+    '; a state cannot change the column to that type; create a new state'
     """
     how = None if fixed else find_widening(field.type, kind)
     types = {} if how is None else {field.name: format_type(kind)}
@@ -126,8 +128,9 @@ def suggest_evolve_call(name: str, was: pa.DataType, to: pa.DataType) -> EvolveF
 
 
 def find_type_for_value(kind: pa.DataType, value: str) -> pa.DataType | None:
-    """Find the type that holds a value, written as in JSON, for a column; None if the column cannot be widened to
-    it.
+    """Find a type that can hold a value, and to which a column can be widened. Return None if there is no such type.
+
+    ``value``: the value as written in JSON.
 
     >>> find_type_for_value(pa.int32(), "3000000000"), find_type_for_value(pa.int32(), "1.5")
     (DataType(int64), DataType(double))

@@ -1,5 +1,5 @@
-"""Sources and sinks that feed an engine and take its updates away.
+"""Connect an engine to other systems: sources feed the engine, and sinks write the engine's updates.
 
-They run beside an engine and never inside it: `ddflow.engine.run` opens them, and they know no engine and no plan.
-`dd.sources` and `dd.sinks` have one function for each system. The protocol of both is in `api.py`.
+`ddflow.engine.run` opens sources and sinks. Connectors import neither the engine nor the plan. `dd.sources` and
+`dd.sinks` have one function for each system. `api.py` defines the protocol of sources and sinks.
 """

@@ -1,7 +1,7 @@
-"""Parse the sources and sinks of a command line: ``KIND:WHERE``, such as ``files:landing/*.csv``, ``duckdb:shop.db#t``
-or ``postgres://me@db/shop#t``.
+"""Parse sources and sinks on a command line, each in the form ``KIND:WHERE``.
 
-Each kind has one line in `SOURCES`, in `SINKS` or in both. The rest of the module works for every kind.
+Examples are ``files:landing/*.csv``, ``duckdb:shop.db#t`` and ``postgres://me@db/shop#t``. `SOURCES` and `SINKS` map
+each kind to a function that parses the address.
 
 >>> parse_source("files:landing/*.csv", "orders", follow=True, lines=False).kind
 'files'
@@ -49,27 +49,33 @@ SINKS: Final[dict[str, Callable[..., TableSink]]] = {
 
 
 def parse_source(text: str, name: str, *more: str, follow: bool, lines: bool) -> Source:
-    """Build a source for the input ``name``.  ``more``: further file patterns.  Raises `SpecError`."""
+    """Build a source for the input ``name``.
+
+    ``more``: further patterns of files for the same input.  Raises `SpecError`.
+    """
     kind, where = _split_address(text, SOURCES)
     made = SOURCES[kind](where, name, follow, lines)
     for each in more:
         other = parse_source(each, name, follow=follow, lines=lines)
         if not isinstance(made, LandingSource) or not isinstance(other, LandingSource) or made.full != other.full:
-            found = "only patterns of files are given several times, each with :full or none"
-            raise SpecError(f"{name}={mask_address(each)}", f"{name!r} is given twice, and {found}", "give one source")
+            found = "only patterns of files may be repeated, with :full in all or none"
+            raise SpecError(f"{name}={mask_address(each)}", f"{name!r} is given twice, but {found}", "use one source")
         made = replace(made, patterns=(*made.patterns, *other.patterns))
     return made
 
 
 def parse_sink(text: str, name: str, mode: Mode | None) -> TableSink:
-    """Build a sink for the output ``name``, in ``mode`` or the default mode of its kind.  Raises `SpecError`."""
+    """Build a sink for the output ``name``.
+
+    If ``mode`` is None, the sink has the default mode of its kind.  Raises `SpecError`.
+    """
     kind, where = _split_address(text, SINKS)
     return SINKS[kind](where, name, **({} if mode is None else {"mode": mode}))
 
 
 def _split_address(text: str, known: dict[str, Any]) -> tuple[str, str]:
     kind, colon, where = text.partition(":")
-    kind = "postgres" if kind == "postgresql" else kind  # libpq takes both
+    kind = "postgres" if kind == "postgresql" else kind  # libpq accepts both names
     if kind not in known or not colon or not where or where.startswith(":"):
         raise SpecError(mask_address(text), "there is no such kind", f"write KIND:WHERE with one of {', '.join(known)}")
     return kind, where
@@ -89,7 +95,7 @@ def _parse_files_source(where: str) -> dict[str, Any]:
 
 
 def _parse_kafka_source(where: str, name: str) -> dict[str, Any]:
-    """Parse the arguments of `sources.kafka`: brokers, a topic, ``others=ignore``, and tables as for Postgres.
+    """Parse the arguments of `sources.kafka`: brokers, a topic, ``others=ignore``, and a list of tables.
 
     >>> _parse_kafka_source("//b:1/t?others=ignore#orders,crm.people=customers", "shop")["tables"]
     {'orders': 'orders', 'crm.people': 'customers'}
@@ -108,8 +114,8 @@ def _parse_kafka_source(where: str, name: str) -> dict[str, Any]:
 def _parse_table_inputs(text: str, only: str) -> dict[str, str]:
     """Map each table of a comma-separated list to its input.
 
-    ``TABLE=INPUT`` names the input. Otherwise a single table feeds ``only``, and each of several feeds an input with
-    its own name.
+    ``TABLE=INPUT`` names the input. Without ``=INPUT``, a list of one table feeds the input whose name is ``only``. In
+    a list of several tables, each table feeds the input that has the table's name.
 
     >>> _parse_table_inputs('"a.b"."t,1",c=d', "")
     {'"a.b"."t,1"': 't,1', 'c': 'd'}
@@ -121,14 +127,14 @@ def _parse_table_inputs(text: str, only: str) -> dict[str, str]:
 
 
 def _split_topic(where: str, name: str) -> tuple[str, str]:
-    """Split brokers from the topic after ``/``.  The topic defaults to ``name``."""
+    """Split an address at ``/`` into the brokers and the topic.  The topic defaults to ``name``."""
     refuse_embedded_secret(f"kafka:{where}", CONFIG)
     servers, _, topic = where.removeprefix("//").partition("/")
     return servers, topic or name
 
 
 def _split_table(where: str, name: str) -> tuple[str, str]:
-    """Split a file from the table after ``#``.  The table defaults to ``name``."""
+    """Split an address at ``#`` into a file and a table.  The table defaults to ``name``."""
     check_percent_encoding(where, f"attach {name!r}")
     path, _, table = where.partition("#")
     return path, table or name
@@ -137,8 +143,8 @@ def _split_table(where: str, name: str) -> tuple[str, str]:
 def _parse_postgres_source(where: str, name: str) -> dict[str, Any]:
     """Parse the arguments of `sources.postgres`: an address with ``slot=``, and a comma-separated list of tables.
 
-    One table feeds the input ``name``. Each of several feeds the input with its own name, unless ``TABLE=INPUT`` names
-    another. The address may also contain ``recopy=false``.
+    A single table feeds the input ``name``. If there are several tables, each table feeds the input with the table's
+    name, unless ``TABLE=INPUT`` names another input. The address may also contain ``recopy=false``.
 
     >>> _parse_postgres_source("//me@db/shop?slot=s&sslmode=require#orders,crm.people=customers", "shop")["tables"]
     {'orders': 'orders', 'crm.people': 'customers'}

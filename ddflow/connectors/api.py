@@ -1,11 +1,11 @@
 """Define the protocol of connectors: a `Source` delivers rows with positions, a `TableSink` takes committed epochs.
 
-A connector knows no engine, plan or step. A source returns the position after its rows. ddflow commits it with their
-epoch, so after a crash reading continues after the last commit. A sink writes an epoch after its commit, in one
-transaction of the target with a `TargetRecord`, so the next process to open the target reads which epoch it has.
-Declarations (`dd.sources.*`, `dd.sinks.*`) can be copied and named in a manifest. Open objects hold connections.
-ddflow opens a connector again after `SourceFailed` or `SinkFailed`, and after a rejected login
-(`SourceNotLetIn`, `SinkNotLetIn`) if an earlier login succeeded. Any other error ends the run.
+A source returns rows and the position after them. ddflow commits the position with the epoch of the rows, so after a
+crash ddflow continues to read at the last committed position. After the commit of an epoch, a sink writes the epoch and
+a `TargetRecord` in one transaction of the target. After a restart, ddflow reads the record in the target to find the
+last epoch that the target has. Declarations (`dd.sources.*`, `dd.sinks.*`) can be copied and named in a manifest. Open
+objects hold connections. ddflow opens a connector again after `SourceFailed` or `SinkFailed`, and after a rejected
+login (`SourceNotLetIn`, `SinkNotLetIn`) if an earlier login succeeded. Any other error ends the run.
 
 >>> Polled({"orders": []}, {"offset": 7}).position
 {'offset': 7}
@@ -31,21 +31,28 @@ Mode = Literal["upsert", "changelog", "retract", "debezium", "updates"]
 
 
 BREAKS: Final[ContextVar[list[Callable[[], object]] | None]] = ContextVar("BREAKS", default=None)
-"""Functions that abort the connections opened during a call of a connector.  Another thread calls them."""
+"""Functions that abort connections: those that a connector opened during the current call.
+
+Another thread calls these functions to stop the call.
+"""
 
 
 class SourceNotLetIn(UnreadableInput):
-    """Rejected login to a source: a mistake at the start of a run, later an outage, as with a changed password."""
+    """Rejected login to a source.
+
+    At the start of a run, a rejected login is a mistake of the user. After the start, a rejected login counts as an
+    outage, for example after a password change.
+    """
 
 
 class SinkNotLetIn(SinkRefused):
-    """Rejected login to a sink; see `SourceNotLetIn`."""
+    """Rejected login to a sink.  ddflow handles it like `SourceNotLetIn`."""
 
 
 class UndeclaredColumn(NamedTuple):
-    """A column that a source has, but the input does not declare.
+    """Column of a source that the input does not declare.
 
-    ``kind``: its type, None until a value shows it.  ``where``: the place of the column, for messages.
+    ``kind``: type of the column, None until a value determines it.  ``where``: place of the column, for messages.
     """
 
     kind: pa.DataType | None
@@ -53,7 +60,10 @@ class UndeclaredColumn(NamedTuple):
 
 
 class BatchStart(NamedTuple):
-    """Start of a batch: a ``file``, and the number of its ``first`` row, counted like in the reader of the file."""
+    """Place where a batch starts, for error messages.
+
+    ``file``: name of the file.  ``first``: number of the batch's first row, as the reader of the file counts rows.
+    """
 
     file: str
     first: int
@@ -63,31 +73,43 @@ class Polled(NamedTuple):
     """Batch from a source."""
 
     rows: Mapping[str, Sequence[pa.RecordBatch]]
-    """Batches by input, in order."""
+    """Batches of rows for each input, in the order in which the source returns the rows."""
     position: Any
-    """Position after these rows, as plain JSON; None if no epoch may end here."""
+    """Position after these rows, as a JSON value; None if an epoch must not end after these rows."""
     whole: frozenset[str] = frozenset()
-    """Inputs that get their full contents in these rows."""
+    """Inputs whose full contents are in ``rows``.
+
+    ddflow deletes each key of these inputs for which ``rows`` has no row.
+    """
     beside: Mapping[str, Mapping[str, UndeclaredColumn]] = MappingProxyType({})
-    """Undeclared columns by input.  Empty for messages, because their format finds such columns."""
+    """Undeclared columns of each input.
+
+    The mapping is empty for sources of messages, because the message format finds undeclared columns.
+    """
     spots: Mapping[str, Sequence[BatchStart]] = MappingProxyType({})
-    """Start of each batch by input, for errors.  Empty for messages, because each contains its own place."""
+    """Place where each batch starts, by input, for error messages.
+
+    The mapping is empty for sources of messages, because each message contains its place.
+    """
     orders: Mapping[str, Mapping[str, int]] = MappingProxyType({})
-    """Order values, by column, of the deletions in each input of ``whole``; by default the greatest of its rows."""
+    """Values of the order columns in deletions, for each input in ``whole``.
+
+    By default a deletion gets the greatest order value among the rows of its input.
+    """
 
 
 class OpenSource(ABC):
-    """An open source."""
+    """An open source, which returns batches of rows."""
 
     reached: float | None = None
-    """Unix time, in seconds: the source has delivered everything written until then.  None if unknown.
+    """Unix time in seconds up to which the source has delivered everything; None if this time is unknown.
 
-    It is the write time of the last rows, by the source's clock, or the time of the last look that found no more.
+    It is the write time of the last rows, by the source's clock, or the time of the last check without new rows.
     """
 
     @abstractmethod
     def poll(self, room: int) -> Polled | None:
-        """Return the next rows, about ``room`` bytes at most; None if no rows are available.  Waits briefly.
+        """Return the next rows, about ``room`` bytes at most, or None if no rows arrive within a short wait.
 
         Raises `SourceFailed`, `SourceChanged`, `UnreadableInput`, `SchemaMismatch`.
         """
@@ -95,23 +117,25 @@ class OpenSource(ABC):
     def keyed(  # noqa: B027 - most sources have no keys
         self, keys: Mapping[str, Sequence[str]], whole: Collection[str]
     ) -> None:
-        """Note the key of each input, if rows of the same key replace each other.
+        """Note the key columns of the inputs in which a new row replaces the earlier row with the same key.
 
-        ``keys`` omits inputs that fold their rows otherwise.  ``whole``: the inputs that may get their full contents at
-        once.  Called once, before the first poll.  Raises `UnreadableInput` if the source identifies rows by other
-        columns.
+        ``keys``: key columns by input, without the inputs that combine rows of a key in another way.  ``whole``: the
+        inputs that may get their full contents at once.  ddflow calls the method once, before the first poll.  Raises
+        `UnreadableInput` if the source identifies the rows of an input by columns other than these key columns.
         """
 
     def declared(self, new: Mapping[str, Collection[str]]) -> None:  # noqa: B027 - most learn of columns from rows
-        """Note, by input, the declared columns that the state does not have yet.
+        """Note which declared columns of each input the state does not have yet.
 
-        Called once, before the first poll.  Raises `UnreadableInput` for a column that the source does not have.
+        ddflow calls the method once, before the first poll.  Raises `UnreadableInput` for a column that the source does
+        not have.
         """
 
     def note_guesses(self, columns: Mapping[str, Collection[str]]) -> None:  # noqa: B027 - most sources have types
-        """Note, by input, the columns that a run added without a declaration.
+        """Note the undeclared columns that a run added to each input.
 
-        Their types are guesses, so the source converts no values for them. Called once, before the first poll.
+        ddflow guessed the types of these columns, so the source must not convert their values. ddflow calls the method
+        once, before the first poll.
         """
 
     @property
@@ -121,26 +145,28 @@ class OpenSource(ABC):
 
     @abstractmethod
     def lag(self) -> int | None:
-        """Return the known but unread amount, in the source's ``unit``; None if unknown."""
+        """Return how many rows, messages or bytes are still unread, in the source's ``unit``; None if unknown."""
 
     @property
     def waits(self) -> bool:
-        """Whether the source delivers no more rows before a commit, so that an epoch can end now."""
+        """Whether the source waits for a commit before it delivers more rows, so that the epoch should end now."""
         return False
 
     def acknowledge(self, position: Any) -> None:  # noqa: B027 - most sources ignore commits
-        """Note a committed position, so that the source may drop earlier rows.  Called after the commit only."""
+        """Note a committed position, so that the source can drop earlier rows.  Called after each commit."""
 
     def close(self) -> None:  # noqa: B027 - most hold no connection
-        """Close the connections.  May be called twice."""
+        """Close the connections.  A second call has no effect."""
 
 
 class Source(ABC):
     """The declaration of a source.
 
-    ``kind``: one word, stored in manifests.  ``unit``: the unit of `OpenSource.lag`, a plural.  ``positions``: the type
-    of its positions, for msgspec.  ``shared``: whether a state may read one target under several names; False for a
-    source that a commit advances, such as a slot.
+    - ``kind``: the kind of source in one word, stored in manifests.
+    - ``unit``: the unit of `OpenSource.lag`, as a plural noun.
+    - ``positions``: the type of the source's positions, for msgspec.
+    - ``shared``: whether a state may read one target under several names. The value is False for a source, such as a
+      replication slot, that drops rows after a commit.
     """
 
     kind: ClassVar[str]
@@ -155,60 +181,64 @@ class Source(ABC):
 
     @classmethod
     def said(cls, position: Any) -> str:
-        """Describe a position as the text after "read up to"."""
+        """Describe a position in words that fit after "read up to"."""
         return json.dumps(position)
 
     @classmethod
     def placed(cls, place: int) -> int | str:
-        """Describe the ``_position`` of an event in the terms of the source."""
+        """Describe the ``_position`` of an event in the notation of the source, such as an LSN of Postgres."""
         return place
 
     @classmethod
     def without(cls, position: Any, inputs: Collection[str]) -> Any:
-        """Return a position without some dropped inputs.  Most sources return it unchanged."""
+        """Remove dropped inputs from a position.  Most sources return the position unchanged."""
         return position
 
     def inputs(self, name: str) -> Sequence[str]:
-        """Return the names of the inputs that the source feeds if attached as ``name``; most feed only ``name``."""
+        """Return the inputs that the source feeds if it is attached as ``name``.
+
+        Most sources feed one input, ``name``.
+        """
         return (name,)
 
     def needs(self) -> None:  # noqa: B027 - most need no library
-        """Raise `MissingExtra` if a required library is not installed.  Connects to nothing."""
+        """Raise `MissingExtra` if a required library is not installed.  The method opens no connection."""
 
     @abstractmethod
     def open(self, inputs: Mapping[str, pa.Schema], position: Any) -> OpenSource:
         """Begin to read after a position.
 
-        ``inputs``: the columns of each fed input.  The rows lack a column that the source no longer has.
-        `Polled.beside` names columns of the source that are not among them.  ``position``: the one in the manifest;
-        None for the beginning.  Raises `SourceFailed`, `SourceChanged`, `SpecError`.
+        ``inputs``: the declared columns of each input that the source feeds.  If the source no longer has a declared
+        column, the rows lack this column.  `Polled.beside` names the columns of the source that are not declared.
+        ``position``: the position in the manifest; None for the beginning.  Raises `SourceFailed`, `SourceChanged`,
+        `SpecError`.
         """
 
 
 class TargetRecord(NamedTuple):
-    """Record of the last written epoch, stored in a target beside its table."""
+    """Record of the last epoch that ddflow wrote to a table, stored in the target of the table."""
 
     state: str
     """Id of the state that writes to the table."""
     output: str
-    """Name of the output in that state."""
+    """Name of the output that the state writes to the table."""
     epoch: int
     """Number of the last epoch in the table."""
     digest: str
-    """Digest of the manifest of that epoch."""
+    """Digest of the manifest of the last epoch in the table."""
 
 
 class TableShape(NamedTuple):
-    """The table that a sink needs in its mode."""
+    """The columns and the key that the mode of a sink requires in the sink's table."""
 
     output: str
     """Name of the output that is written to the table."""
     schema: pa.Schema
     """Columns of the table."""
     key: tuple[str, ...] | None
-    """Columns that identify a row to replace; None if the mode only adds rows."""
+    """Columns that identify the row to replace; None if the mode only adds rows."""
     certain: bool = False
-    """Whether no column of the key is ever null."""
+    """Whether the columns of the key are never null."""
     had: frozenset[str] = frozenset()
     """Columns that earlier epochs wrote to the table."""
 
@@ -217,19 +247,20 @@ class TableChanges(NamedTuple):
     """The changes of one epoch for a target table."""
 
     gone: pa.Table | None
-    """Keys whose rows are deleted; None if rows are only added.  A key without columns deletes all rows."""
+    """Keys of the rows to delete; None if rows are only added.  If the key has no columns, all rows are deleted."""
     rows: pa.Table
-    """Rows to add after the deletions."""
+    """Rows to insert after the rows of ``gone`` are deleted."""
     net: int
-    """Number of changed rows; 0 if nothing is to be written."""
+    """Number of changed rows; 0 if there is nothing to write."""
 
 
 class Staging(NamedTuple):
     """A way for several writers to add rows to one table.
 
-    ``stage``: writes rows to files that no reader sees yet, and returns their names in a few bytes.  It can be
-    serialised and called in any process, also more than once.  The table's own vacuum collects files that are never
-    appended.  ``append``: adds the staged rows in one transaction with the record, like `OpenSink.write`.
+    - ``stage``: a function that writes rows to files that no reader sees yet, and returns the file names as a few
+      bytes. The function can be serialised and called in any process, even more than once. The table's vacuum deletes
+      staged files that are never appended.
+    - ``append``: a function that adds the staged rows in one transaction with the record, like `OpenSink.write`.
     """
 
     stage: Callable[[pa.Table], bytes]
@@ -242,25 +273,26 @@ class OpenSink(ABC):
     look: Look = staticmethod(lambda rows: None)
     """Progress callback, set by the caller that opens the sink.
 
-    A sink that writes in batches calls it with the number of rows written since the last call.
+    A sink that writes in batches calls the function with the number of rows written since the last call.
     """
 
     @abstractmethod
     def written(self) -> TargetRecord | None:
-        """Read the record in the target; None if it has none."""
+        """Read the record in the target; return None if the target has no record."""
 
     @abstractmethod
     def missing(self) -> bool:
-        """Return whether the table is missing.  The target may still have a record of it."""
+        """Return whether the table is missing.  The target may still have a record of a missing table."""
 
     def holds(self) -> None:  # noqa: B027 - some can store every type
-        """Raise `SinkRefused` for columns that such a table cannot store.  Creates nothing."""
+        """Raise `SinkRefused` for columns that the target cannot store.  The method creates nothing."""
 
     @abstractmethod
     def prepare(self) -> None:
-        """Create the table if it is missing, and add new columns.  Raises `SinkRefused` for another shape.
+        """Create the table if it is missing, and add new columns.
 
-        Removes the record of a dropped table before it creates a new one, so a new table has no record.
+        If the table was dropped, `prepare` removes the record of that table before it creates a new table. Raises
+        `SinkRefused` if an existing table does not fit the shape.
         """
 
     @abstractmethod
@@ -269,30 +301,34 @@ class OpenSink(ABC):
 
     @abstractmethod
     def write(self, changes: TableChanges, now: TargetRecord, before: TargetRecord | None) -> None:
-        """Write an epoch, in one transaction with ``now``.  Do nothing if the target has ``now`` already.
+        """Write an epoch and its record ``now`` in one transaction.  If the target already has that record, do nothing.
 
-        ``before``: the record that the target must have; ``now`` itself to correct the table within one epoch. Raises
-        `SinkFailed`, `SinkAhead` for another record, and `SinkRefused` if the table is missing.  After `SinkFailed` the
-        target may or may not have the epoch.
+        ``before``: the record that the target must have.  To correct the table without a new epoch, pass the same
+        record as ``now`` and as ``before``.  Raises `SinkFailed`.  Raises `SinkAhead` if the record in the target is
+        neither ``before`` nor ``now``, and `SinkRefused` if the table is missing.  After `SinkFailed` the target may or
+        may not have the epoch.
         """
 
     def staging(self) -> Staging | None:
-        """Return a way for several writers to add rows; None if one call must write an epoch.  Raises `SinkFailed`."""
+        """Return a way for several writers to add rows; None if one call must write the whole epoch.
+
+        Raises `SinkFailed`.
+        """
         return None
 
     def cancel(self) -> None:  # noqa: B027 - some cannot
-        """Make a running `write` raise `SinkFailed`, if the target can.  Called from another thread."""
+        """Make a running `write` raise `SinkFailed`, if the target supports that.  Another thread calls the method."""
 
     @abstractmethod
     def read(self) -> pa.Table:
-        """Read all rows of the table, in the columns of its shape."""
+        """Read all rows of the table, in the columns that its `TableShape` names."""
 
     def close(self) -> None:  # noqa: B027 - most hold no connection
-        """Close the connections.  May be called twice."""
+        """Close the connections.  A second call has no effect."""
 
 
 class TableSink(ABC):
-    """The declaration of a sink.  ``kind``: one word, stored in manifests."""
+    """The declaration of a sink.  ``kind``: the kind of sink in one word, stored in manifests."""
 
     kind: ClassVar[str]
     modes: ClassVar[tuple[Mode, ...]] = ("upsert", "changelog", "retract", "debezium", "updates")
@@ -304,26 +340,26 @@ class TableSink(ABC):
         """Address of the table for manifests and messages, without credentials."""
 
     def needs(self) -> None:  # noqa: B027 - most need no library
-        """Raise `MissingExtra` if a required library is not installed.  Connects to nothing."""
+        """Raise `MissingExtra` if a required library is not installed.  The method opens no connection."""
 
     @abstractmethod
     def open(self, shape: TableShape) -> OpenSink:
-        """Connect to the target.  Creates nothing.  Raises `SinkFailed`, `SinkRefused`."""
+        """Connect to the target without creating anything.  Raises `SinkFailed`, `SinkRefused`."""
 
 
 _TEXTS: Final[dict[type, dict[str, str]]] = {
     Source: {"kind": "feed", "unit": "rows", "target": "https://example.org/orders"},
     TableSink: {"kind": "shop", "mode": "upsert", "target": "shop.orders"},
 }
-"""Text attributes of each kind of declaration, each with an example."""
+"""Attributes of sources and sinks that must be texts, each with an example for error messages."""
 
 
 def check_connector(asked: str, given: Any, base: type[Source | TableSink]) -> None:
-    """Raise `SpecError` unless ``given`` is a source or sink with every attribute.  O(attributes)."""
+    """Raise `SpecError` unless ``given`` is a source or sink with all required attributes.  O(attributes)."""
     if not isinstance(given, base):
         functions = "dd.sources" if base is Source else "dd.sinks"
-        remedy = f"call one of {functions}, or give an object of your own class of {base.__name__}"
-        raise SpecError(asked, f"it is {given!r:.99}, which is no {base.__name__}", remedy)
+        remedy = f"call one of {functions}, or pass an object of a subclass of {base.__name__}"
+        raise SpecError(asked, f"it is {given!r:.99}, which is not a {base.__name__}", remedy)
     known = {*vars(type(given)), *getattr(given, "__dict__", {})} - {*dir(base)}
     for name, example in _TEXTS[base].items():
         value = getattr(given, name, None)
@@ -331,16 +367,16 @@ def check_connector(asked: str, given: Any, base: type[Source | TableSink]) -> N
             found = f"its {name!r} is {value!r:.99}"
             if value is None:
                 slip = find_nearest_name(name, known)
-                found = f"{type(given).__name__} has no {name!r}" + (f" but {slip!r}" if slip else "")
-            raise SpecError(asked, found, f"give it as text, as in {name} = {example!r}")
+                found = f"{type(given).__name__} has no {name!r}" + (f", but has {slip!r}" if slip else "")
+            raise SpecError(asked, found, f"set it to a text, as in {name} = {example!r}")
     modes = getattr(given, "modes", ())
     if isinstance(modes, str) or not {*modes} <= {*TableSink.modes}:
-        remedy = f"give a tuple of some of {list(TableSink.modes)}"
+        remedy = f"use a tuple of some of {list(TableSink.modes)}"
         raise SpecError(asked, f"its 'modes' are {modes!r:.99}", remedy)
 
 
 def check_result_type(asked: str, call: str, made: Any, kind: type) -> None:
-    """Raise `SpecError` if a method of a source or sink returned an object of a wrong type."""
+    """Raise `SpecError` if the method ``call`` of a source or sink returned an object of a wrong type."""
     if not isinstance(made, kind):
         found = "None" if made is None else f"a {type(made).__name__}"
         remedy = f"return an object of ddflow.connectors.api.{kind.__name__}"
@@ -348,18 +384,18 @@ def check_result_type(asked: str, call: str, made: Any, kind: type) -> None:
 
 
 def check_polled_rows(asked: str, found: Polled, *, typed: bool) -> None:
-    """Raise `SpecError` for rows that are no batches, and for a position outside JSON.  O(batches).
+    """Raise `SpecError` for rows that are not Arrow batches, and for a position that JSON cannot hold.  O(batches).
 
     ``typed``: whether the source declares the type of its positions.
     """
     for name, batches in found.rows.items():
         if not isinstance(batches, Sequence) or not all(isinstance(each, pa.RecordBatch) for each in batches):
             parts = sorted({type(each).__name__ for each in batches}) if isinstance(batches, Sequence) else "none"
-            told = f"its poll(...) gave rows for {name!r} as a {type(batches).__name__} of {parts}"
-            raise SpecError(asked, told, "give a list of pyarrow.RecordBatch for each input")
+            told = f"its poll(...) returned rows for {name!r} as a {type(batches).__name__} of {parts}"
+            raise SpecError(asked, told, "return a list of pyarrow.RecordBatch for each input")
     try:
         if not typed:
             msgspec.json.encode(found.position)
     except (TypeError, ValueError) as error:
-        told = f"its poll(...) gave the position {found.position!r:.99} ({error})"
-        raise SpecError(asked, told, "give what JSON can hold: numbers, texts, lists, objects") from None
+        told = f"its poll(...) returned the position {found.position!r:.99} ({error})"
+        raise SpecError(asked, told, "return a value that JSON can hold: numbers, texts, lists, objects") from None

@@ -1,7 +1,7 @@
 """Read a table of a DuckDB file as the full contents of an input, and write an output to a table.
 
-An epoch is one transaction of DuckDB. DuckDB lets only one process write to a file. The sink opens the file for each
-operation and closes it afterwards, so that other processes can read it in between.
+An epoch is one transaction of DuckDB. DuckDB lets only one process write to a file. The sink therefore opens the file
+for each operation and closes it afterwards. Other processes can read the file between operations.
 
 >>> import tempfile
 >>> with tempfile.TemporaryDirectory() as folder:
@@ -29,14 +29,14 @@ from ddflow.storage.address import refuse_embedded_secret
 
 __all__ = ["DuckDBSink", "DuckDBSource", "TableChanges", "TargetRecord"]
 
-TOKEN: Final = "let the token come from the environment: motherduck_token"
+TOKEN: Final = "set the token in the environment: motherduck_token"
 _GIVEN: Final = "_ddflow_given"
-"""Name of the registered rows in a statement; no table has it."""
+"""Name by which a SQL statement refers to the rows that are passed with it.  No table has this name."""
 
 
 def import_duckdb() -> Any:
     """Import the library of DuckDB.  Raises `MissingExtra`."""
-    return import_extra("speak to DuckDB", "duckdb", "duckdb")
+    return import_extra("use DuckDB", "duckdb", "duckdb")
 
 
 @dataclass(frozen=True)
@@ -63,12 +63,12 @@ class DuckDBSource(FileDatabaseSource):
                 rows = connection.sql(f"select {names} from {self.table_expression}").to_arrow_table()
                 return rows.rename_columns(schema.names), {name: there.field(name).type for name in others}
         except duckdb.Error as error:
-            # A missing table or column: a retry does not help.
+            # DuckDB raises ProgrammingError for a missing table or column, and a retry does not help.
             kind = UnreadableInput if isinstance(error, duckdb.ProgrammingError) else SourceFailed
-            raise kind(f"read {self.target}", str(error).splitlines()[0], "see to the database") from None
+            raise kind(f"read {self.target}", str(error).splitlines()[0], "check the database") from None
 
     def _connect_to_read(self, duckdb: Any) -> Any:
-        """Connect to read; if this process has the file open to write, connect in the same mode."""
+        """Connect to read the file, or connect for writing if this process already has the file open for writing."""
         try:
             return duckdb.connect(self.path, read_only=True)
         except duckdb.ConnectionException:
@@ -96,7 +96,10 @@ class DuckDBSink(FileDatabaseSink):
 
 @cache
 def _find_duckdb_type(kind: pa.DataType) -> str | None:
-    """See `DuckDBTable.find_sql_type`.  Asks a database in memory, once for each type in a process."""
+    """See `DuckDBTable.find_sql_type`.
+
+    The function asks an in-memory DuckDB database for the type, once in a process for each Arrow type.
+    """
     duckdb, empty = import_duckdb(), pa.table({"a": pa.array([], kind)})
     try:
         with duckdb.connect() as connection:
@@ -108,7 +111,10 @@ def _find_duckdb_type(kind: pa.DataType) -> str | None:
 
 
 class DuckDBTable(SqlTable):
-    """A table of DuckDB, without an index or a primary key: its joins do not use them, and inserts maintain them."""
+    """A table of DuckDB, without an index or a primary key.
+
+    An index would not help: DuckDB uses no index for joins, and each insert would have to update the index.
+    """
 
     indexed: ClassVar[bool] = False
 
@@ -121,7 +127,7 @@ class DuckDBTable(SqlTable):
 
     @contextmanager
     def translate_errors(self, asked: str) -> Iterator[None]:
-        """Connect for the duration of a ``with`` block, and convert the driver's errors to ours."""
+        """Connect for the duration of a ``with`` block, and convert the driver's errors to errors of ddflow."""
         with super().translate_errors(asked):
             self.connection = self._duckdb.connect(self._path)
             try:
@@ -130,7 +136,7 @@ class DuckDBTable(SqlTable):
                 self.connection.close()
 
     def find_sql_type(self, kind: pa.DataType) -> str | None:
-        """Return the DuckDB type for an Arrow type; None if values would not come back unchanged."""
+        """Return the DuckDB type for an Arrow type; None if DuckDB would change the values."""
         return _find_duckdb_type(kind)
 
     def read_column_types(self, table: str) -> dict[str, str]:
@@ -162,7 +168,7 @@ class DuckDBTable(SqlTable):
             return found.cast(pa.schema([each.with_nullable(True) for each in self.shape.schema]))
 
     def close(self) -> None:
-        """Do nothing: each operation closes its connection."""
+        """Do nothing, because each operation closes its connection."""
 
     def _quote_names(self, names: Sequence[str]) -> str:
         return ", ".join(map(quote_name, names))

@@ -1,8 +1,8 @@
-"""Add the file, and the number of the row in it, to errors about rows from a path or a source of files.
+"""Add the name of a file and the number of a row to errors about rows that were read from files.
 
-An error keeps its class and the rest of its text. The path is read again only after an error.
-Limits: the rows of a path with several files keep their number, counted from 0 over all files. An error that names no
-row may concern any of the files of a source, so it names all of them.
+An error keeps its class and the rest of its text. The module reads a file again only after an error. Limits: if a path
+has several files, row numbers start at 0 and continue from each file to the next. An error without a row can come from
+any file of the source, so the error names all files.
 """
 
 import os
@@ -16,7 +16,10 @@ from ddflow.errors import DdflowError, ErrorText
 from ddflow.errors.base import replace_error_texts, set_error_row_names
 
 FEW: Final = 3
-"""Number of files that an error lists at most; of more files it names the first and the last."""
+"""Maximum number of files that an error lists.
+
+An error about more than `FEW` files names only the first and the last file.
+"""
 
 
 def is_path(given: Any) -> bool:
@@ -25,29 +28,31 @@ def is_path(given: Any) -> bool:
 
 
 def add_file_to_error(given: Any, error: DdflowError) -> DdflowError:
-    """Add the file and the row to an error about rows from the path ``given``.  O(1), and reads the file again.
+    """Add the file and the row to an error about rows from the path ``given``.
+
+    O(1), plus the time to read the file again.
 
     >>> import tempfile
     >>> from pathlib import Path
     >>> from ddflow.errors import NullKey, Row
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     _ = (path := Path(folder) / "a.csv").write_text("id\\n7\\n")
-    ...     error = add_file_to_error(path, NullKey("rows for 'orders'", "null in " + Row(3), "mend it"))
+    ...     error = add_file_to_error(path, NullKey("rows for 'orders'", "null in " + Row(3), "fix it"))
     ...     str(error).removeprefix(folder)
-    "/a.csv: rows for 'orders': null in row 5; mend it"
+    "/a.csv: rows for 'orders': null in row 5; fix it"
     >>> with add_file_to_errors([(BatchStart("1.csv", 2), 3), (BatchStart("2.csv", 2), 9)]):
-    ...     raise NullKey("rows for 'orders'", "null in " + Row(3), "mend it")
+    ...     raise NullKey("rows for 'orders'", "null in " + Row(3), "fix it")
     Traceback (most recent call last):
         ...
-    ddflow.errors.NullKey: 2.csv: rows for 'orders': null in row 2; mend it
+    ddflow.errors.NullKey: 2.csv: rows for 'orders': null in row 2; fix it
     """
-    from ddflow.connectors.files import FileOptions, FilePosition, open_files  # its readers take time to load
+    from ddflow.connectors.files import FileOptions, FilePosition, open_files  # the readers take time to load
     from ddflow.connectors.files.file_path import build_dialect
     from ddflow.connectors.files.places import STDIN, list_file_locations
 
     path = os.fspath(given)
     files = [path]
-    if path == STDIN:  # it cannot be read again
+    if path == STDIN:  # standard input cannot be read again
         return error
     with suppress(DdflowError, OSError):
         files = [each.name for each in list_file_locations([path], build_dialect(given).kind)]
@@ -64,7 +69,7 @@ def add_file_to_error(given: Any, error: DdflowError) -> DdflowError:
 
 @contextmanager
 def add_file_to_errors(spots: Sequence[tuple[BatchStart, int]]) -> Iterator[None]:
-    """Add the file to errors about the rows of a call.  O(batches) for an error.
+    """Add the file to errors about the rows of a call.  O(batches) if there is an error.
 
     ``spots``: the start and the number of rows of each batch, in order.  Errors that are not about values, such as a
     full disk, stay unchanged.
@@ -86,7 +91,7 @@ def add_file_to_errors(spots: Sequence[tuple[BatchStart, int]]) -> Iterator[None
 
 
 def format_file_names(files: Sequence[str]) -> str:
-    """List files for messages: only the first and the last if there are more than `FEW`.
+    """List files for messages.  If there are more than `FEW` files, the list has only the first and the last file.
 
     >>> format_file_names(["a.csv", "b.csv"]), format_file_names(["1.csv", "2.csv", "3.csv", "4.csv"])
     ('a.csv, b.csv', '1.csv ... 4.csv (4 files)')
@@ -95,7 +100,10 @@ def format_file_names(files: Sequence[str]) -> str:
 
 
 def _find_file_and_row(spots: Sequence[tuple[BatchStart, int]], row: int) -> tuple[str, int]:
-    """Return the file of a row, counted over all batches, and the row's number in that file."""
+    """Return the file that contains a row, and the number of the row in that file.
+
+    ``row``: the row's number over all batches.
+    """
     for spot, rows in spots:
         if row < rows:
             return spot.file, spot.first + row

@@ -1,9 +1,11 @@
-"""Read a table of a database file as the full contents of an input, again whenever the file changes.
+"""Read a table of a database file as the full contents of an input, and again whenever the file changes.
 
-DuckDB and SQLite share this source. A position is the table, the size of the file and the time of its last write, both
-taken before the read, so rows written during a read are read the next time. Another table than the position's is an
-error, because its rows would replace the earlier ones. A query may change, and ddflow then reads the new query.
-The rows lack a dropped column. A missing column at the first read is an error. Only the database itself locks.
+DuckDB and SQLite share this source. A position holds the table, the size of the file and the time of its last write.
+The source notes the file's size and write time before it reads the file. A write during a read therefore makes the
+source read the file again. If the table in the position is not the declared table, opening fails, because the new rows
+would replace the earlier rows. If you change the query, ddflow reads the rows of the new query. A column that is
+missing at the first read is an error. Later reads omit a column that was dropped. The source does not lock the file;
+only the database's library locks the file.
 
 >>> FileDatabaseSource.read_file_stamp("/no/such/file")
 Traceback (most recent call last):
@@ -32,7 +34,10 @@ LOOK: Final = 0.2
 
 
 class DatabasePosition(TypedDict):
-    """Position: a ``table`` or a query in parentheses, and the ``stamp`` (sizes and times) of the file at the read."""
+    """Position of the source.
+
+    ``table``: the table, or a query in parentheses.  ``stamp``: sizes and write times of the file before the read.
+    """
 
     table: str
     stamp: list[int]
@@ -40,7 +45,7 @@ class DatabasePosition(TypedDict):
 
 @dataclass(frozen=True)
 class FileDatabaseSource(Source):
-    """A table of a database file.  ``table``: its name, or a query in parentheses."""
+    """The source of a table in a database file.  ``table``: name of the table, or a query in parentheses."""
 
     path: str
     table: str
@@ -57,20 +62,22 @@ class FileDatabaseSource(Source):
         """Describe the time of the file's last write."""
         with suppress(ValueError, OverflowError, OSError):
             last = datetime.fromtimestamp(max(position["stamp"][1::2]) // 10**9, UTC)
-            return f"what was written at {last.isoformat(sep=' ')}"
+            return f"the write at {last.isoformat(sep=' ')}"
         return super().said(position)
 
     @abstractmethod
     def read_rows(self, schema: pa.Schema, all_of_it: bool) -> tuple[pa.Table, Mapping[str, pa.DataType | None]]:
-        """Return the rows in the columns of a schema, and the types of other columns by name.
+        """Read the rows with the columns of a schema.
 
-        Omits missing columns, but raises for them with ``all_of_it``.
+        Return the rows, and the type of each column that the schema lacks, by name.
+
+        The rows omit the columns that the table lacks.  With ``all_of_it``, a missing column is an error.
 
         Raises `SourceFailed`, `UnreadableInput`.
         """
 
     def open(self, inputs: Mapping[str, pa.Schema], position: Any) -> "DatabaseReader":
-        """Return a reader after the position."""
+        """Return a reader that continues after the position."""
         ((name, schema),) = inputs.items()
         if position is not None:
             check_same_table(name, position["table"], self.table)
@@ -78,12 +85,12 @@ class FileDatabaseSource(Source):
 
     @property
     def table_expression(self) -> str:
-        """Operand of ``from``: a table or a query."""
+        """Operand of ``from`` in SQL: a quoted table name, or a query in parentheses."""
         return self.table if self.table.startswith("(") else ".".join(map(quote_name, self.table.split(".")))
 
     @staticmethod
     def read_file_stamp(path: str) -> list[int]:
-        """Return the sizes and write times of a file and its write-ahead log, if any."""
+        """Return the size and write time of a file, and those of its write-ahead log if the log exists."""
         found = list[int]()
         for each in (path, f"{path}-wal", f"{path}.wal"):
             try:
@@ -98,7 +105,7 @@ class FileDatabaseSource(Source):
 
 @dataclass(frozen=True)
 class FileDatabaseSink(TableSink):
-    """A table of a database file."""
+    """The sink of a table in a database file."""
 
     path: str
     table: str
@@ -114,7 +121,7 @@ class FileDatabaseSink(TableSink):
 
 
 class DatabaseReader(OpenSource):
-    """Reader of a database file.  ``position``: the table and the stamp of the last read."""
+    """Reader of a database file.  ``position``: the table, file size and write time of the last read."""
 
     def __init__(self, of: FileDatabaseSource, name: str, schema: pa.Schema, position: DatabasePosition | None) -> None:
         self.of, self.name, self.schema, self.position = of, name, schema, position
@@ -122,15 +129,15 @@ class DatabaseReader(OpenSource):
 
     @property
     def ended(self) -> bool:
-        """Whether the file was read once, without ``follow``."""
+        """Whether a source without ``follow`` has read the file."""
         return self._asked and not self.of.follow
 
     def lag(self) -> int | None:
-        """Return None: the lag is unknown."""
+        """Return None, because the lag of a database file is unknown."""
         return None
 
     def poll(self, room: int) -> Polled | None:
-        """Return all rows if the file changed."""
+        """Return all rows if the file changed since the last read."""
         if self.ended or monotonic() - self._looked < LOOK:
             return None
         self._looked, now = monotonic(), time()
@@ -146,18 +153,20 @@ class DatabaseReader(OpenSource):
 
 
 def check_same_table(name: str, was: str, now: str) -> None:
-    """Raise `SpecError` if an input was read from another table.  Ignores case and queries.
+    """Raise `SpecError` if an input was read from the table ``was``, and that is not the table ``now``.
+
+    The check ignores letter case, and accepts every query.
 
     >>> check_same_table("loans", "loans", "Loans")
     >>> check_same_table("loans", "(select 1 as id)", "(select 2 as id)")
     """
     if now.casefold() != was.casefold() and not now.startswith("(") and not was.startswith("("):
         found = f"this state reads it from the table {was!r}, whose rows would be replaced"
-        raise SpecError(f"read {name!r} from the table {now!r}", found, f"name {was}; or begin a new state")
+        raise SpecError(f"read {name!r} from the table {now!r}", found, f"name {was}; or create a new state")
 
 
 def split_columns_by_presence(schema: pa.Schema, there: Sequence[str], all_of_it: bool) -> tuple[pa.Schema, list[str]]:
-    """Return the fields to read, and the names of existing columns outside the schema.  Ignores case.
+    """Return the fields to read, and the names of the table's columns that are not in the schema.  Ignore case.
 
     >>> split_columns_by_presence(pa.schema({"id": pa.int64(), "old": pa.int64()}), ["ID", "new"], False)
     (id: int64, ['new'])

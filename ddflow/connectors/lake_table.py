@@ -1,9 +1,9 @@
-"""Write to a table of a lake format: the code that the sinks of Delta Lake and Iceberg share.
+"""Write to a table of a lake format.  The sinks of Delta Lake and Iceberg share this code.
 
-A subclass adds the calls of its library and the types that its format stores differently.
-Guarantees: each call loads the newest version of the table, and compares the record of the epoch before it changes a
-row. Values come back unchanged from the types of the format. Types that would lose information (nanoseconds, durations)
-are refused, and the error names them.
+A subclass for a format adds the calls of the format's library and the types that the format stores in its own way.
+Guarantees: each call loads the newest version of the table. Before a write changes a row, it compares the table's
+record with the record of the last epoch. Reading a table returns the values as they were written. The sink refuses
+columns whose type would lose information, such as nanoseconds and durations, and the error names these columns.
 """
 
 from abc import abstractmethod
@@ -19,7 +19,7 @@ from ddflow.connectors.api import OpenSink, TableShape, TableSink, TargetRecord
 from ddflow.connectors.table_shape import build_dropped_table_error, build_sink_refusal, find_new_columns, is_written
 
 TypeRule = Callable[[pa.DataType], pa.DataType | None]
-"""Function from an Arrow type to the type that only this format stores for it; None for the common types."""
+"""Function that maps an Arrow type to the stored type of a format; None for types that all formats store alike."""
 _WIDER: Final = {
     pa.uint8(): pa.int16(),
     pa.uint16(): pa.int32(),
@@ -39,7 +39,7 @@ _SAME: Final = (
 
 
 def find_lake_type(kind: pa.DataType, own: TypeRule = lambda kind: None) -> pa.DataType | None:
-    """Return the stored type for an Arrow type; None if it would lose information."""
+    """Return the type that a lake format stores for an Arrow type; None if the stored type would lose information."""
     if pat.is_dictionary(kind):
         return find_lake_type(kind.value_type, own)
     if (said := own(kind)) is not None:
@@ -58,7 +58,9 @@ def find_lake_type(kind: pa.DataType, own: TypeRule = lambda kind: None) -> pa.D
 
 
 def build_lake_schema(schema: pa.Schema, own: TypeRule = lambda kind: None) -> pa.Schema:
-    """Return the stored columns for a schema.  A column that the format cannot store gets the null type.
+    """Return a schema with the types that a lake format stores.
+
+    A column that the format cannot store gets the null type.
 
     >>> build_lake_schema(pa.schema({"n": pa.uint32(), "at": pa.timestamp("s", "Europe/Zurich")})).types
     [DataType(int64), TimestampType(timestamp[us, tz=UTC])]
@@ -71,7 +73,7 @@ def build_lake_schema(schema: pa.Schema, own: TypeRule = lambda kind: None) -> p
 class LakeTable(OpenSink):
     """A table of a lake format.
 
-    ``place``: the target, for messages.  ``schema``: the columns of the table, in types of the format.
+    ``place``: address of the table, for messages.  ``schema``: columns of the table, with types of the format.
 
     >>> set(LakeTable.__abstractmethods__) >= {"_load", "_find_target_record", "_scan", "write"}
     True
@@ -83,15 +85,15 @@ class LakeTable(OpenSink):
 
     @abstractmethod
     def _translate_errors(self, asked: str) -> AbstractContextManager[None]:
-        """Convert the library's errors to ours.  ``asked``: the verb in the message."""
+        """Convert the library's errors to errors of ddflow.  ``asked``: the verb in the message, such as "write"."""
 
     @abstractmethod
     def _load(self) -> Any:
-        """Load the newest version of the table; None if it does not exist."""
+        """Load the newest version of the table; None if the table does not exist."""
 
     @abstractmethod
     def _find_target_record(self, table: Any) -> TargetRecord | None:
-        """Return the record of the last epoch."""
+        """Return the record of the last epoch in a table."""
 
     @abstractmethod
     def _arrow_schema(self, table: Any) -> pa.Schema:
@@ -103,7 +105,7 @@ class LakeTable(OpenSink):
 
     @abstractmethod
     def _scan(self, table: Any) -> pa.Table:
-        """Read all rows, in the columns of the shape."""
+        """Read all rows of a table, in the columns of ``shape``."""
 
     @abstractmethod
     def _create(self) -> None:
@@ -131,13 +133,16 @@ class LakeTable(OpenSink):
             return table is not None and self._has_rows(table)
 
     def holds(self) -> None:
-        """Raise `SinkRefused` for columns that the format cannot store: their type in ``schema`` is null."""
+        """Raise `SinkRefused` for columns that the format cannot store.
+
+        In ``schema``, a column that the format cannot store has the null type.
+        """
         if lost := [field.name for field in self.schema if pat.is_null(field.type)]:
-            shown = ", ".join(f"{name!r}, {self.shape.schema.field(name).type}" for name in lost)
-            raise build_sink_refusal(self.shape, self.place, f"it cannot hold {shown}", "project it to another type")
+            shown = ", ".join(f"{name!r} ({self.shape.schema.field(name).type})" for name in lost)
+            raise build_sink_refusal(self.shape, self.place, f"it cannot store {shown}", "project it to another type")
 
     def prepare(self) -> None:
-        """Create the table, or check its columns and add new ones."""
+        """Create the table, or check its columns and add new columns."""
         self.holds()
         with self._translate_errors("prepare"):
             table = self._load()
@@ -155,9 +160,10 @@ class LakeTable(OpenSink):
             return rows.cast(pa.schema([each.with_nullable(True) for each in self.shape.schema]))
 
     def _load_for_epoch(self, now: TargetRecord, before: TargetRecord | None) -> Any:
-        """Load the table to write an epoch; None if it has ``now`` already.
+        """Load the table to write an epoch; return None if the table already has the record ``now``.
 
-        Raises `SinkAhead` for another epoch, and `SinkRefused` if the table or a column was dropped.
+        Raises `SinkAhead` if the table's record is neither ``before`` nor ``now``, and `SinkRefused` if the table or a
+        column was dropped.
         """
         if (table := self._load()) is None:
             raise build_dropped_table_error(now.output, self.place, now.epoch if before is None else before.epoch)
@@ -167,6 +173,6 @@ class LakeTable(OpenSink):
         return table
 
     def _find_new_columns(self, shape: TableShape, table: Any) -> pa.Schema:
-        """Return the columns that a table lacks.  Raises `SinkRefused` for a table of another shape."""
+        """Return the columns that a table lacks.  Raises `SinkRefused` for a table that does not fit the shape."""
         there = build_lake_schema(self._arrow_schema(table), self._own)
         return find_new_columns(shape, there, self.schema, self.place)

@@ -1,7 +1,7 @@
-"""Convert the updates of an epoch to the mode of a sink: rows, a changelog or messages in Debezium's envelope.
+"""Convert the updates of an epoch to the form of a sink's mode: rows, a changelog or messages in Debezium's envelope.
 
-Guarantees: readers can rebuild the contents of the output from the table of any mode. `dd.formats.debezium` reads the
-messages of the mode `debezium`. Before images come from the output; ddflow never looks them up in the target.
+Guarantees: in every mode, readers can rebuild the contents of the output from the table. `dd.formats.debezium` reads
+the messages of the mode `debezium`. Before images come from the updates of the output, never from the target.
 
 >>> updates = pa.table({"id": [1, 1, 2], "n": [5, 6, 7], "_time": [3, 3, 3], "_diff": [-1, 1, 1]})
 >>> made = to_table_changes("upsert", updates, ("id",), 3, Secret(1, 2))
@@ -32,16 +32,16 @@ from ddflow.errors import CountOverflow, NotUnique, SinkRefused
 from ddflow.kernels.accumulate import consolidate_diffs
 
 MESSAGES: Final = pa.schema({"key": pa.string(), "value": pa.string()})
-"""Columns of a table of messages."""
+"""Columns of a table in which each row is a message."""
 _FORM: Final = CellEncoding(decimals="string", quoted=True)
 _AT_ONCE: Final = 1 << 16
 
 
 class NetUpdates(NamedTuple):
-    """The net of some updates.
+    """Net changes of an epoch, after the diffs of equal rows are summed.
 
-    ``rows``: n distinct rows.  ``diffs``: the diff of each row, never 0.  ``keys``: the number of each row's key, below
-    n.
+    ``rows``: n distinct rows.  ``diffs``: the diff of each row, never 0.  ``keys``: a number below n for each row. Two
+    rows have the same number if they have the same key.
 
     >>> of = NetUpdates(pa.table({"id": [1, 1, 2], "n": [5, 6, 7]}), np.array([-1, 1, 1]), np.array([0, 0, 2]))
     >>> for row in build_change_messages(of, ("id",), 3, "orders").to_pylist():
@@ -56,7 +56,7 @@ class NetUpdates(NamedTuple):
 
 
 def sort_updates_by_key(of: NetUpdates) -> NetUpdates:
-    """Sort updates by key; within a key, deleted rows come first.  O(n) if sorted already, else O(n log n)."""
+    """Sort updates by key; within a key, deleted rows come first.  O(n) for sorted updates, else O(n log n)."""
     places = 2 * of.keys + (of.diffs > 0)
     if (places[1:] >= places[:-1]).all():
         return of
@@ -65,18 +65,18 @@ def sort_updates_by_key(of: NetUpdates) -> NetUpdates:
 
 
 def build_change_messages(of: NetUpdates, key: Sequence[str] | None, epoch: int, output: str) -> pa.Table:
-    """Build the change messages of some updates.  O(n).
+    """Build Debezium messages from updates.  O(n).
 
-    ``key``: the columns of a message's key; None: messages have no key.
+    ``key``: the columns of the key of a message; None for messages without a key.
     """
     of = sort_updates_by_key(of)
     keys, diffs, n = of.keys, of.diffs, of.diffs.size
-    pair: Any = np.zeros(n + 1, bool)  # whether a row and the row before it are an update
+    pair: Any = np.zeros(n + 1, bool)  # marks a row that is an update of the row before it
     if key is not None:
         new = np.flatnonzero(np.diff(keys, prepend=-1, append=-1))
         two = new[:-1][np.diff(new) == 2]
         pair[two[(diffs[two] == -1) & (diffs[two + 1] == 1)] + 1] = True
-    came = np.flatnonzero(~pair[1:])  # all rows, except the first of a pair
+    came = np.flatnonzero(~pair[1:])  # all rows, except the old row of an update
     updated, times = pair[:-1][came], np.abs(diffs[came])
     after = np.where(diffs[came] > 0, came, -1)
     before = np.where(updated, came - 1, np.where(diffs[came] < 0, came, -1))
@@ -101,7 +101,7 @@ def build_change_messages(of: NetUpdates, key: Sequence[str] | None, epoch: int,
 
 
 def parse_change_messages(written: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Parse rows of a ``schema`` from messages.  ``_diff`` is 1 for an after image, -1 for a before image.  O(bytes).
+    """Parse the rows in messages.  ``_diff`` is 1 for a row in ``after``, and -1 for a row in ``before``.  O(bytes).
 
     Raises `SinkRefused` for a message that ddflow did not write.
     """
@@ -123,7 +123,7 @@ def format_json_rows(rows: pa.Table) -> pa.Array:
 
 
 def parse_json_rows(texts: pa.Array, schema: pa.Schema) -> pa.Table:
-    """Parse rows from the texts of `format_json_rows`.  O(bytes).  Raises `SinkRefused` for other texts."""
+    """Parse rows from texts that `format_json_rows` wrote.  O(bytes).  Raises `SinkRefused` for invalid texts."""
     found, wrong = parse_objects(texts, {field.name: build_json_shape(field.type) for field in schema})
     return _cast_structs(found, schema, bool(wrong.any()))
 
@@ -131,7 +131,7 @@ def parse_json_rows(texts: pa.Array, schema: pa.Schema) -> pa.Table:
 def _cast_structs(rows: pa.Array, schema: pa.Schema, wrong: bool) -> pa.Table:
     """Cast the texts in structs to the types of a ``schema``.
 
-    Raises `SinkRefused` if ``wrong``, or if a text does not fit its type.
+    Raises `SinkRefused` if ``wrong`` is true, or if a text does not fit its type.
     """
     columns = []
     for field in schema:
@@ -139,13 +139,13 @@ def _cast_structs(rows: pa.Array, schema: pa.Schema, wrong: bool) -> pa.Table:
         wrong |= misfits is not None
         columns.append(cells)
     if wrong:
-        asked, remedy = "read messages back", "give them a place of their own"
-        raise SinkRefused(asked, "some are not as they were written", remedy)
+        asked, remedy = "read messages back", "use a separate place for them"
+        raise SinkRefused(asked, "some are not as ddflow wrote them", remedy)
     return pa.table(columns, schema=schema)
 
 
 def _format_json_objects(rows: pa.Table, places: Ints) -> pa.Array:
-    """Format the rows at some places as JSON text.  A place below 0 gives null."""
+    """Format the rows at the indexes ``places`` as JSON text.  For an index below 0, the text is ``null``."""
     there = np.flatnonzero(places >= 0)
     batch = pa.RecordBatch.from_arrays(
         [to_array(column.take(pa.array(places[there]))) for column in rows.columns], schema=rows.schema
@@ -166,7 +166,7 @@ KINDS: Final = ("delete", "insert", "update_preimage", "update_postimage")
 
 
 def build_mode_schema(mode: Mode, updates: pa.Schema) -> pa.Schema:
-    """Return the columns of a table in a mode.  ``updates``: the columns of the output's updates."""
+    """Return the columns that a mode writes to a table.  ``updates``: the columns of the output's updates."""
     row = [field for field in updates if field.name not in (TIME, DIFF, DELETED)]
     if mode == "changelog":
         row += [
@@ -200,7 +200,7 @@ def to_table_changes(
         return TableChanges(None, updates, updates.num_rows)
     if DIFF not in updates.schema.names and key is not None:
         return _keep_last_upserts(updates, key, secret)
-    if DIFF not in updates.schema.names:  # events, such as dead letters: each is a row
+    if DIFF not in updates.schema.names:  # each event, such as a dead letter, is a row
         updates = updates.append_column(DIFF, pa.array(np.ones(updates.num_rows, np.int64)))
     of = _sum_diffs(updates, key, secret)
     schema = build_mode_schema(mode, updates.schema)
@@ -227,7 +227,7 @@ def to_table_changes(
 
 
 def read_rows_with_diff(mode: Mode, table: pa.Table, updates: pa.Schema) -> pa.Table:
-    """Return the rows of a table in a mode, with ``_diff``.  O(n).
+    """Return the rows of a table that was written in a mode, with the column ``_diff``.  O(n).
 
     ``updates``: the columns of the output's updates.  Raises `SinkRefused`.
     """
@@ -246,7 +246,10 @@ def read_rows_with_diff(mode: Mode, table: pa.Table, updates: pa.Schema) -> pa.T
 
 
 def merge_upserts_and_deletes(made: TableChanges, key: Sequence[str], secret: Secret) -> pa.Table:
-    """Convert upserts to one table with ``_deleted``.  Deleted rows have null outside their key.  O(n)."""
+    """Convert upserts and deletes to one table with ``_deleted``.
+
+    A deleted row has values only in the key columns.  O(n).
+    """
     assert made.gone is not None
     n = made.rows.num_rows
     keys = pa.concat_tables([made.rows.select(list(key)), made.gone.select(list(key))])
@@ -261,7 +264,10 @@ def merge_upserts_and_deletes(made: TableChanges, key: Sequence[str], secret: Se
 
 
 def mark_rows_with_keys(rows: pa.Table, keys: pa.Table, secret: Secret) -> Any:
-    """Mark the rows that equal some key.  Null equals null.  Both tables have the same columns.  O(n log keys)."""
+    """Mark the rows that occur in ``keys``.
+
+    Null equals null.  ``rows`` and ``keys`` have the same columns.  O(n log keys).
+    """
     (high, low), (of, beside) = (compute_identities(each.combine_chunks(), secret) for each in (rows, keys))
     found = np.isin(high, of)
     if low.size and beside.size:
@@ -272,7 +278,7 @@ def mark_rows_with_keys(rows: pa.Table, keys: pa.Table, secret: Secret) -> Any:
 
 
 def consolidate_updates(updates: pa.Table, secret: Secret) -> pa.Table:
-    """Sum the diffs of equal rows in the updates of one time.  O(n)."""
+    """Sum the diffs of equal rows in updates that all have the same time.  O(n)."""
     of = _sum_diffs(updates, None, secret)
     times = updates.column(TIME).slice(0, 1).take(pa.array(np.zeros(of.diffs.size, np.int64)))
     return of.rows.append_column(TIME, times).append_column(DIFF, pa.array(of.diffs))
@@ -292,7 +298,9 @@ def _convert_net_to_upserts(of: NetUpdates, key: Sequence[str], schema: pa.Schem
     times = np.bincount(of.keys[there], of.diffs[there], every.size)
     if (twice := np.flatnonzero(times > 1)).size:
         row = row_values(of.rows.select(list(key)), int(twice[0]))
-        raise NotUnique("write an epoch as upserts", f"the key {row} has several rows", "choose another mode, or key")
+        raise NotUnique(
+            "write an epoch as upserts", f"the key {row} has several rows", "choose another mode or another key"
+        )
     gone = of.rows.select(list(key)).take(pa.array(np.flatnonzero(of.keys == every)))
     return TableChanges(gone, of.rows.take(pa.array(there)).cast(schema), of.diffs.size)
 
@@ -304,7 +312,7 @@ def _sum_diffs(updates: pa.Table, key: Sequence[str] | None, secret: Secret) -> 
     ranks, places, sums = np.empty(n, np.int32), np.empty(n, np.int64), np.empty(n, np.int64)
     written, refused = consolidate_diffs(by.permutation, by.starts, np.zeros(n, np.int32), diffs, ranks, places, sums)
     if refused >= 0:
-        raise CountOverflow("add up an epoch", "a sum of diffs leaves int64", "write it in mode 'updates'")
+        raise CountOverflow("sum the diffs of an epoch", "a sum overflows int64", "write it in mode 'updates'")
     if written < n:
         diffs = np.zeros(n, np.int64)
         diffs[places[:written]] = sums[:written]
@@ -316,7 +324,7 @@ def _sum_diffs(updates: pa.Table, key: Sequence[str] | None, secret: Secret) -> 
 
 
 def _number_keys(keys: pa.Table, secret: Secret, n: int | None = None) -> Ints:
-    """Return, for each row, the number of the first row with the same key."""
+    """Return for each row the index of the first row with the same key."""
     by = sort_by_identity(*compute_identities(keys.combine_chunks(), secret, n))
     out: Ints = np.empty(by.permutation.size, np.int64)
     out[by.permutation] = np.repeat(by.permutation[by.starts[:-1]], np.diff(by.starts))
@@ -324,7 +332,7 @@ def _number_keys(keys: pa.Table, secret: Secret, n: int | None = None) -> Ints:
 
 
 def _repeat_rows_by_diff(rows: pa.Table, diffs: Ints) -> pa.Table:
-    """Repeat each row as often as its diff says, without the sign."""
+    """Repeat each row as often as the absolute value of its diff."""
     if (np.abs(diffs) == 1).all():
         return rows
     return rows.take(pa.array(np.repeat(np.arange(diffs.size), np.abs(diffs))))

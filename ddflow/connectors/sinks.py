@@ -1,8 +1,9 @@
-"""Declare the sinks of `ddflow.Engine.run`: ``dd.sinks``.
+"""Declare the sinks for `ddflow.Engine.run`: the functions of ``dd.sinks``.
 
-Each function returns a declaration: it opens nothing, can be copied, and shows no credentials. The code of a sink is in
-``sink.py`` of its folder (Parquet: ``folder.py``), or in the file with its name. ``api.py`` defines the protocol, and
-``modes.py`` converts rows for each mode. ddflow imports the library of a sink when it opens the sink.
+Each function returns a declaration. A declaration opens no connection, can be copied, and shows no credentials. The
+code of a sink is in a file that has the name of the sink, or in ``sink.py`` of a folder with that name; for Parquet, in
+``folder.py``. ``api.py`` defines the protocol of sinks, and ``modes.py`` converts rows for each mode. ddflow imports
+the library of a sink when it opens the sink.
 
 >>> sqlite("shop.db", "by_city").mode
 'upsert'
@@ -29,28 +30,28 @@ def sqlite(path: str | PathLike[str], table: str, *, mode: Mode = "upsert") -> T
     Parameters
     ----------
     path : str or path
-        The file; created if it is missing.
+        The file.  ddflow creates it if it is missing.
     table : str
-        The name of the table; created if it is missing.
+        The name of the table.  ddflow creates the table if it is missing.
     mode : {"upsert", "changelog", "retract", "debezium", "updates"}
-        How ddflow writes rows.  "upsert": a row replaces the row with its key; the plan must prove the key.
+        How ddflow writes rows.  "upsert": a row replaces the row with its key, and the plan must prove the key.
         "changelog": each change is a row, with ``_change_type``, ``_commit_version`` and ``_commit_timestamp``.
-        "retract": each change is a row with ``_retract``.  "debezium": messages, as ``key`` and ``value``.  "updates":
-        rows with ``_time`` and ``_diff``.
+        "retract": each change is a row with the column ``_retract``.  "debezium": each change is a message with
+        ``key`` and ``value``.  "updates": each change is a row with ``_time`` and ``_diff``.
 
     Returns
     -------
     TableSink
-        For ``sinks=``.
+        A declaration to pass in ``sinks=``.
 
     Raises
     ------
     SpecError
-        If the table is ``_ddflow_written``, which holds the records of epochs.
+        If the table is ``_ddflow_written``, where ddflow stores the records of epochs.
 
     Notes
     -----
-    Decimals, dates, times, unsigned 64-bit integers and NaN are stored as text, nested values as JSON.
+    ddflow stores decimals, dates, times, unsigned 64-bit integers and NaN as text, and nested values as JSON.
 
     Examples
     --------
@@ -66,21 +67,22 @@ def duckdb(path: str | PathLike[str], table: str, *, mode: Mode = "upsert") -> T
     Parameters
     ----------
     path, table, mode
-        See `sqlite`.
+        The same as in `sqlite`.
 
     Returns
     -------
     TableSink
-        For ``sinks=``.
+        A declaration to pass in ``sinks=``.
 
     Raises
     ------
     SpecError
-        If the table is ``_ddflow_written``, which holds the records of epochs.
+        If the table is ``_ddflow_written``, where ddflow stores the records of epochs.
 
     Notes
     -----
-    The file is open only during the write of an epoch, so you can read it in between.  Durations are refused.
+    The file is open only while ddflow writes an epoch, so you can read the file between epochs.  ddflow refuses
+    durations.
 
     Examples
     --------
@@ -98,28 +100,28 @@ def postgres(url: str, table: str, *, mode: Mode = "upsert", schema: str | None 
     Parameters
     ----------
     url : str
-        An address of libpq, ``postgresql://user@host:port/database``.  Give the password in ``PGPASSFILE`` or
-        ``PGPASSWORD``.  A password in the address works too; ddflow never shows or stores it.
+        An address of libpq, ``postgresql://user@host:port/database``.  Set the password in ``PGPASSFILE`` or
+        ``PGPASSWORD``.  The address may also contain the password, which ddflow never shows or stores.
     table, mode
-        See `sqlite`.
+        The same as in `sqlite`.
     schema : str, optional
-        The schema of the table.  By default the server chooses it for the user, usually "public".
+        The schema of the table.  By default the server chooses the schema for the user, usually "public".
 
     Returns
     -------
     TableSink
-        For ``sinks=``.
+        A declaration to pass in ``sinks=``.
 
     Raises
     ------
     SpecError
-        If the table is ``_ddflow_written``, which holds the records of epochs.  When you attach the sink: for an
-        invalid address.
+        If the table is ``_ddflow_written``, where ddflow stores the records of epochs.  When you attach the
+        sink: for an invalid address.
 
     Notes
     -----
-    An epoch is one transaction, with COPY for its rows.  Lists become arrays.  Structs, maps, nanoseconds and durations
-    are refused: project them to another type.
+    An epoch is one transaction, which writes rows by COPY.  Lists become arrays.  ddflow refuses structs, maps,
+    nanoseconds and durations: project columns of these types to another type.
 
     Examples
     --------
@@ -137,21 +139,22 @@ def delta(
     Parameters
     ----------
     path : str or path
-        The folder or address of the table; created if it is missing.
+        The folder or address of the table.  ddflow creates the table if it is missing.
     mode : {"upsert", "changelog", "retract", "debezium", "updates"}
-        See `sqlite`.  "upsert" is one merge for each epoch; the other modes add rows.
+        The same as in `sqlite`.  "upsert" runs one merge for each epoch; the other modes add rows.
     storage_options : mapping of str to str, optional
-        Options for deltalake; ddflow never shows or stores them.
+        Options for deltalake.  ddflow never shows or stores these options.
 
     Returns
     -------
     TableSink
-        For ``sinks=``.
+        A declaration to pass in ``sinks=``.
 
     Notes
     -----
-    Unsigned integers are stored in the next wider type, and timestamps in microseconds; those with a time zone are in
-    UTC.  Nanoseconds, times of day, durations, maps and UUIDs are refused: project them to another type.
+    ddflow stores an unsigned integer in the next wider type, and timestamps in microseconds.  Timestamps with a time
+    zone are stored in UTC.  ddflow refuses nanoseconds, times of day, durations, maps and UUIDs: project columns of
+    these types to another type.
 
     Examples
     --------
@@ -167,18 +170,19 @@ def iceberg(table: str, *, catalog: str | Mapping[str, str] = "default", mode: M
     Parameters
     ----------
     table : str
-        The namespace and name of the table, ``"shop.by_city"``; both are created if they are missing.
+        The namespace and name of the table, ``"shop.by_city"``.  ddflow creates each if it is missing.
     catalog : str or mapping of str to str
         The name of a catalog in the configuration of pyiceberg (``~/.pyiceberg.yaml``, ``PYICEBERG_CATALOG__...``), or
-        the properties of one: ``{"type": "sql", "uri": "sqlite:///catalog.db", "warehouse": "file:///lake"}``, with
-        ``name`` if it is not "default".  ddflow never shows or stores their values, except the address.
+        the properties of a catalog, such as ``{"type": "sql", "uri": "sqlite:///catalog.db", "warehouse":
+        "file:///lake"}``.  Add the property ``name`` if the catalog's name is not "default".  ddflow never shows or
+        stores the values of properties, except the address.
     mode : {"upsert", "changelog", "retract", "debezium", "updates"}
-        See `sqlite`.  "upsert" rewrites the files of deleted rows; the other modes add files.
+        The same as in `sqlite`.  "upsert" rewrites the files that contain deleted rows; the other modes add files.
 
     Returns
     -------
     TableSink
-        For ``sinks=``.
+        A declaration to pass in ``sinks=``.
 
     Raises
     ------
@@ -187,9 +191,9 @@ def iceberg(table: str, *, catalog: str | Mapping[str, str] = "default", mode: M
 
     Notes
     -----
-    An epoch is one snapshot.  Integers have 32 or 64 bits; unsigned integers are stored in the next wider type.
-    Timestamps are in microseconds; those with a time zone are in UTC.  Nanoseconds, durations and maps are refused:
-    project them to another type.
+    An epoch is one snapshot.  ddflow stores signed integers in 32 or 64 bits, and an unsigned integer in the next wider
+    type. ddflow stores timestamps in microseconds, and timestamps with a time zone in UTC.  ddflow refuses nanoseconds,
+    durations and maps: project columns of these types to another type.
 
     Examples
     --------
@@ -207,27 +211,27 @@ def kafka(servers: str, topic: str, *, mode: Mode = "upsert", config: Mapping[st
     servers : str
         The brokers, in the form of ``bootstrap.servers``.
     topic : str
-        The name of the topic; created with one partition if it is missing.
+        The name of the topic.  ddflow creates the topic with one partition if it is missing.
     mode : {"upsert", "changelog", "retract", "debezium", "updates"}
-        See `sqlite`.  Rows are JSON.  "upsert": a message has the key of its row, and a deleted row is a message
-        without a value, so a compacted topic keeps the contents of the output.
+        The same as in `sqlite`.  Rows are JSON.  "upsert": a message has the key of its row, and a deleted row is a
+        message without a value.  So a compacted topic keeps the contents of the output.
     config : mapping, optional
-        Further settings of librdkafka; ddflow never shows or stores them.
+        Further settings of librdkafka.  ddflow never shows or stores these settings.
 
     Returns
     -------
     TableSink
-        For ``sinks=``.
+        A declaration to pass in ``sinks=``.
 
     Raises
     ------
     SpecError
-        For a name that ends with ``.ddflow``, because control topics have such names.
+        For a name that ends with ``.ddflow``, because the names of control topics end so.
 
     Notes
     -----
-    An epoch is one transaction.  Its last record goes to the control topic ``<topic>.ddflow`` and names the epoch.
-    Read the topic with ``isolation.level=read_committed``.
+    An epoch is one transaction.  The last message of the transaction goes to the control topic ``<topic>.ddflow`` and
+    names the epoch. Set ``isolation.level=read_committed`` in programs that read the topic.
 
     Examples
     --------
@@ -243,24 +247,25 @@ def parquet(folder: str | PathLike[str], *, mode: Mode = "changelog") -> TableSi
     Parameters
     ----------
     folder : str or path
-        The folder; created if it is missing.  It holds one output.
+        The folder.  ddflow creates it if it is missing.  A folder holds one output.
     mode : {"changelog", "retract", "debezium", "updates"}
-        See `sqlite`.  Rows are only added.
+        The same as in `sqlite`.  ddflow only adds rows.
 
     Returns
     -------
     TableSink
-        For ``sinks=``.
+        A declaration to pass in ``sinks=``.
 
     Raises
     ------
     SpecError
-        For an address instead of a folder.
+        For an address such as ``s3://...`` instead of a folder.
 
     Notes
     -----
-    A file counts once its record, ``_written/<number>.json``, exists.  ddflow writes the record last.  A file without a
-    record belongs to an unfinished epoch, perhaps from a crashed writer; the next epoch replaces it.
+    A file is valid as soon as its record ``_written/<number>.json`` exists, because ddflow writes the record last.  A
+    file without a record belongs to an unfinished epoch; the writer may have crashed.  The next epoch replaces a file
+    without a record.
 
     Examples
     --------

@@ -1,8 +1,9 @@
-"""Declare the sources of `ddflow.Engine.run`: ``dd.sources``.
+"""Declare the sources for `ddflow.Engine.run`: the functions of ``dd.sources``.
 
-Each function returns a declaration: it opens nothing, can be copied, and shows no credentials. The code of a source is
-in ``source.py`` of its folder (files: ``landing/``), or in the file with its name. ``api.py`` defines the protocol.
-ddflow imports the library of a source when it opens the source.
+Each function returns a declaration. A declaration opens no connection, can be copied, and shows no credentials. The
+code of a source is in a file that has the name of the source, or in ``source.py`` of a folder with that name; for
+`files`, in ``landing/``. ``api.py`` defines the protocol of sources. ddflow imports the library of a source when it
+opens the source.
 
 >>> files("landing/*.csv").kind
 'files'
@@ -47,9 +48,10 @@ def files(
     ----------
     pattern : str or path, or a sequence of these
         A file, a folder, or a pattern such as ``"landing/*.csv"`` or ``"s3://bucket/landing/**/*.json.gz"``.  The
-        name of a file tells its format.  The keys of a bucket come from the environment.  A `ddflow.FilePath` declares
-        the format of the files and the form of their text.  Several patterns must be on one machine or in one bucket;
-        each may have other options.  A file that matches several patterns belongs to the first one.
+        ending of a file's name determines its format.  The credentials of a bucket come from the environment.  A
+        `ddflow.FilePath` declares the format of the files and the form of their text.  Several patterns must be on one
+        machine or in one bucket.  Each pattern may have its own options.  A file that matches several patterns belongs
+        to the first one.
     follow : bool
         Whether to wait for later files.  By default the source ends after the existing files.
     settle : str
@@ -57,16 +59,16 @@ def files(
     lines : bool
         Whether each line is a message, for an input with ``format=``.  Rows have the columns ``value`` and ``offset``.
     tables, others
-        If lines are messages of several tables: see `kafka`.
+        The same as in `kafka`, if lines are messages of several tables.
     full : bool
         Whether each file holds the full contents of the input, so that keys without a row are deleted, like with
-        `replace`.  By default rows are events.  A file without rows is an error.  The option ``max_absent=`` of `run`
-        stops at a truncated file.
+        `replace`.  By default rows are events.  A full file without rows is an error.  To stop at a truncated file, use
+        the option ``max_absent=`` of `run`.
 
     Returns
     -------
     Source
-        For ``sources=``.
+        A declaration to pass in ``sources=``.
 
     Raises
     ------
@@ -76,10 +78,10 @@ def files(
 
     Notes
     -----
-    ddflow reads files in the order of their paths.  It reads a late file, whatever its name.  A late full file raises
-    `SourceChanged`, so put the day into the names of full files.  ddflow reads full files into memory.  A file that
-    changes after ddflow read it raises `SourceChanged`.  The position has about 40 bytes for each existing file, in
-    every manifest, so move old files away.
+    ddflow reads files in the order of their paths.  ddflow reads a late file even if its path sorts before the paths of
+    files that were already read.  A full file that arrives late raises `SourceChanged`, so put the day into the names
+    of full files.  ddflow reads full files into memory.  A file that changes after ddflow read it raises
+    `SourceChanged`. The position in every manifest takes about 40 bytes for each existing file, so move old files away.
 
     Examples
     --------
@@ -94,22 +96,22 @@ def files(
 
 
 def sqlite(path: str | PathLike[str], table: str, *, follow: bool = False) -> Source:
-    """Read a table of an SQLite file as the full contents of an input; read it again when the file changes.
+    """Read a table of an SQLite file as the full contents of an input, again after each change of the file.
 
     Parameters
     ----------
     path : str or path
         The file.
     table : str
-        The name of the table, or a query in parentheses.  A state must keep its table.  A query may change; ddflow then
-        reads the new query.
+        The name of the table, or a query in parentheses.  A state must keep the name of its table.  A query may change;
+        ddflow then reads the new query.
     follow : bool
         Whether to wait for changes of the file.
 
     Returns
     -------
     Source
-        For ``sources=``.
+        A declaration to pass in ``sources=``.
 
     Examples
     --------
@@ -120,17 +122,17 @@ def sqlite(path: str | PathLike[str], table: str, *, follow: bool = False) -> So
 
 
 def duckdb(path: str | PathLike[str], table: str, *, follow: bool = False) -> Source:
-    """Read a table of a DuckDB file as the full contents of an input; read it again when the file changes.
+    """Read a table of a DuckDB file as the full contents of an input, again after each change of the file.
 
     Parameters
     ----------
     path, table, follow
-        See `sqlite`.
+        The same as in `sqlite`.
 
     Returns
     -------
     Source
-        For ``sources=``.
+        A declaration to pass in ``sources=``.
 
     Examples
     --------
@@ -150,27 +152,29 @@ def postgres(
     Parameters
     ----------
     url : str
-        An address of libpq, ``postgresql://user@host:port/database``.  Give the password in ``PGPASSFILE`` or
-        ``PGPASSWORD``.  A password in the address works too; ddflow never shows or stores it.  The role needs
+        An address of libpq, ``postgresql://user@host:port/database``.  Set the password in ``PGPASSFILE`` or
+        ``PGPASSWORD``.  The address may also contain the password, which ddflow never shows or stores.  The role needs
         ``replication`` and ``select``.
     tables : str or mapping of str to str
-        A table, ``"public.orders"``, that feeds the input you attach the source as; or a mapping from each table to its
-        input.  Quote a name with a dot: ``'"my.shop"."orders"'``.  Declare the inputs with
-        ``format=dd.formats.wal2json()``, with ``unavailable=True`` if values may be large.  Their key must be the key
-        of the table: the columns of its replica identity, or of a unique index if that is full.
+        A table, ``"public.orders"``, or a mapping from each table to its input.  A single table feeds the input that
+        you attach the source as.  Quote a name with a dot: ``'"my.shop"."orders"'``.  Declare the inputs with
+        ``format=dd.formats.wal2json()``, and with ``unavailable=True`` if values may be large.  The key of an input
+        must be the columns of the table's replica identity.  If the replica identity is full, the key must contain the
+        columns of a unique index.
     slot : str
-        The name of the slot: small letters, digits and ``_``; created with the first copy.  Each state needs a slot for
-        itself.
+        The name of the slot: lower-case letters, digits and ``_``.  ddflow creates the slot with the first copy.  Each
+        state needs a separate slot.
     follow : bool
         Whether to wait for later changes.  By default the source ends with the changes committed when it was opened.
     recopy : bool
-        Whether to copy a table again, with a warning, if its rows changed and the log does not say how: after ``alter
-        column ... type``, or after a time without a key.  With ``False``, ddflow raises `SourceChanged` instead.
+        Whether to copy a table again, with a warning, if the log lacks changes of its rows.  This happens after ``alter
+        column ... type``, or if the table had no key for a while.  With ``False``, ddflow raises `SourceChanged`
+        instead.
 
     Returns
     -------
     Source
-        For ``sources=``.
+        A declaration to pass in ``sources=``.
 
     Raises
     ------
@@ -179,9 +183,9 @@ def postgres(
 
     Notes
     -----
-    The server needs ``wal_level=logical`` and the plugin wal2json.  An epoch ends at a commit, for all tables of the
-    slot together.  The slot keeps the server's log until ddflow commits.  If you give up a state, drop its slot:
-    ``select pg_drop_replication_slot('ddflow')``.
+    The server needs ``wal_level=logical`` and the plugin wal2json.  An epoch ends at a commit of Postgres, and contains
+    the changes of all tables of the slot up to that commit.  The server keeps the log of a slot until ddflow commits.
+    If you no longer use a state, drop the slot of that state: ``select pg_drop_replication_slot('ddflow')``.
 
     Examples
     --------
@@ -206,17 +210,17 @@ def delta(
         The folder or address of the table.
     start : int or datetime, optional
         The version to copy first, if the state has read nothing yet.  A datetime, with a time zone, means the newest
-        version at that time.  By default the newest version.
+        version at that time.  The default is the newest version.
     follow : bool
         Whether to wait for later versions.  By default the source ends with the newest version when it was opened.
     storage_options : mapping of str to str, optional
-        Options for deltalake; ddflow never shows or stores them.
+        Options for deltalake.  ddflow never shows or stores these options.
 
     Returns
     -------
     Source
-        For ``sources=``, for an input with ``format=dd.formats.delta_cdf()``, or an input of differences with
-        ``diff=dd.delta_cdf``.
+        A declaration to pass in ``sources=``, for an input with ``format=dd.formats.delta_cdf()``, or for an input of
+        differences with ``diff=dd.delta_cdf``.
 
     Raises
     ------
@@ -225,9 +229,10 @@ def delta(
 
     Notes
     -----
-    Turn the feed on: ``delta.enableChangeDataFeed = true``.  Without the feed, or if a version dropped columns or
-    changed a type, ddflow reads all removed and added files of a version.  `SourceChanged` is raised if a version was
-    vacuumed, or cleaned from the log, before ddflow read it.  Deletion vectors and mapped columns are refused.
+    Turn the change data feed on: ``delta.enableChangeDataFeed = true``.  Without the change data feed, or if a version
+    dropped columns or changed a type, ddflow reads all removed and added files of a version.  ddflow raises
+    `SourceChanged` if a version that ddflow has not read was vacuumed, or cleaned from the log.  ddflow refuses tables
+    with deletion vectors or mapped columns.
 
     Examples
     --------
@@ -257,25 +262,25 @@ def kafka(
     topic : str
         The name of the topic.
     start : {"earliest", "latest"} or datetime
-        The first message of a state that has read nothing of the topic yet.  A datetime means the first message that is
-        not older.
+        The first message to read, if the state has read nothing of the topic yet.  A datetime means the first message
+        that is not older.
     follow : bool
         Whether to wait for later messages.  By default the source ends with the last message when it was opened.
     group : str, optional
-        A consumer group that gets the offsets after each commit, so that you can monitor its lag.
+        A consumer group to which ddflow commits the offsets after each epoch, so that you can monitor the lag.
     tables : mapping of str to str, optional
-        If the topic has messages of several tables, from Debezium, Maxwell, Canal or wal2json: the input of each table,
-        ``{"public.orders": "orders"}``.
+        The input of each table, ``{"public.orders": "orders"}``, if the topic has messages of several tables from
+        Debezium, Maxwell, Canal or wal2json.
     others : {"error", "ignore"}
         Whether messages of other tables are an error, or ignored.
     config : mapping, optional
-        Further settings of librdkafka, such as ``{"security.protocol": "SASL_SSL", "sasl.password": ...}``; ddflow
-        never shows or stores them.
+        Further settings of librdkafka, such as ``{"security.protocol": "SASL_SSL", "sasl.password": ...}``.  ddflow
+        never shows or stores these settings.
 
     Returns
     -------
     Source
-        For ``sources=``, for an input with ``format=``.
+        A declaration to pass in ``sources=``, for an input with ``format=``.
 
     Raises
     ------
@@ -284,9 +289,10 @@ def kafka(
 
     Notes
     -----
-    Messages have ``value``, ``key``, ``topic``, ``partition``, ``offset`` and ``timestamp``.  ddflow reads committed
-    messages only.  The state stores the next offset of each partition as the position.  `SourceChanged` is raised if
-    the topic no longer has that offset.  Partitions added later are read from their beginning.
+    Messages have the columns ``value``, ``key``, ``topic``, ``partition``, ``offset`` and ``timestamp``.  ddflow reads
+    committed messages only.  The position in the state is the next offset of each partition.  ddflow raises
+    `SourceChanged` if the topic no longer has that offset.  If a partition is added later, ddflow reads the partition
+    from its first message.
 
     Examples
     --------
@@ -297,7 +303,7 @@ def kafka(
 
 
 def _find_source_class(kind: str) -> type[Source]:
-    """Return the class of sources of a kind; `Source` for an unknown kind."""
+    """Return the source class for a kind, such as "kafka"; `Source` if the kind is unknown."""
     from ddflow.connectors.duckdb import DuckDBSource
 
     kinds: list[type[Source]] = [
@@ -312,7 +318,7 @@ def _find_source_class(kind: str) -> type[Source]:
 
 
 def describe_position(kind: str, position: Any) -> str:
-    """Describe a position in the terms of its kind of source.  O(its size).
+    """Describe a position in words that fit the kind of source.  O(size of the position).
 
     >>> describe_position("delta", {"table": "0", "version": 7, "rows": None}), describe_position("others", [7])
     ('version 7', '[7]')
@@ -321,7 +327,7 @@ def describe_position(kind: str, position: Any) -> str:
 
 
 def drop_inputs(kind: str, position: Any, inputs: Collection[str]) -> Any:
-    """Return a position of a kind of source without some dropped inputs.
+    """Remove dropped inputs from a position.  ``kind``: the kind of the source.
 
     >>> drop_inputs("files", [7], ["orders"])
     [7]
@@ -330,7 +336,7 @@ def drop_inputs(kind: str, position: Any, inputs: Collection[str]) -> Any:
 
 
 def describe_event_position(kind: str, place: int) -> int | str:
-    """Describe the ``_position`` of an event in the terms of its kind of source.
+    """Format the ``_position`` of an event in the notation of a kind of source.
 
     >>> describe_event_position("postgres", 23803720), describe_event_position("files", 7)
     ('0/16B3748', 7)
@@ -339,7 +345,10 @@ def describe_event_position(kind: str, place: int) -> int | str:
 
 
 def find_position_error(kind: str, position: Any) -> str | None:
-    """Return why a position in a manifest is invalid for a kind of source; None if it is valid.  O(its size)."""
+    """Return why a position in a manifest is invalid for a kind of source; None if the position is valid.
+
+    O(size of the position).
+    """
     try:
         convert(position, _find_source_class(kind).positions)
     except ValidationError as error:

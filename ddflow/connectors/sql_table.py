@@ -1,10 +1,11 @@
-"""Write to a table of a SQL database: the code that the sinks of DuckDB, Postgres and SQLite share.
+"""Write to a table of a SQL database.  The sinks of DuckDB, Postgres and SQLite share this code.
 
-A dialect is a subclass with its connection, its types and its statements.
-Guarantees: one transaction of the target writes the rows of an epoch and its `TargetRecord`. It compares the record
-before it changes a row, so it finds a second writer, and an epoch that was committed although the answer was lost. Null
-keys compare equal. `InPlaceTable` deletes, updates and inserts, so foreign keys and triggers see an update as an
-update. It deletes and inserts instead if a key occurs more than once, or if rows exchange unique values.
+For each database, a subclass of `SqlTable` has the connection, the types and the statements. Guarantees: one
+transaction of the target writes the rows of an epoch and its `TargetRecord`. Before the transaction changes a row, it
+compares the target's record with the record of the last epoch. A write therefore notices a second writer. It also
+notices an epoch that was committed although the target's answer was lost. Null keys compare equal. `InPlaceTable`
+deletes, updates and inserts rows, so foreign keys and triggers see an update, not a delete and an insert. If a key
+occurs more than once, or if rows exchange unique values, `InPlaceTable` deletes and inserts rows, without updates.
 
 >>> SqlTable.indexed, SqlTable.begin
 (True, 'begin')
@@ -33,26 +34,33 @@ from ddflow.errors import SinkFailed, SinkRefused, SpecError, convert_errors, fi
 
 RECORDS: Final = "_ddflow_written"
 PIECE: Final = 1 << 17
-"""Rows of one insert; the sink reports progress after each."""
+"""Number of rows in one insert.  The sink reports progress after each insert."""
 
 
 class SqlTable(OpenSink):
     """A table of a SQL database.
 
-    ``table``: its name.  ``place``: its address, for messages.  ``connection``: opened by the subclass.
+    ``table``: name of the table.  ``place``: address of the table, for messages.  ``connection``: the connection that
+    the subclass opened.
     """
 
     failures: ClassVar[tuple[type[Exception], ...]]
-    """Exceptions of the driver."""
+    """Exceptions that the driver raises."""
     refusals: ClassVar[tuple[type[Exception], ...]] = ()
-    """Exceptions of the driver that a retry would raise again, such as a violated constraint or a misfit value."""
+    """Exceptions of the driver that would occur again in a retry.
+
+    Examples are a violated constraint, and a value that does not fit its column.
+    """
     begin: ClassVar[str] = "begin"
     indexed: ClassVar[bool] = True
-    """Whether a new table gets an index on its key."""
+    """Whether ddflow creates an index on the key of a new table."""
     index: ClassVar[str] = "_ddflow"
-    """Suffix of the name of that index, after the name of the table; "" if the target chooses a name."""
+    """Text after the table's name in the name of the key's index; "" if the target chooses the name."""
     unique: str | None = ""
-    """SQL after a unique index with nullable columns; None if the index must not be unique."""
+    """SQL that ends the statement for a unique index on nullable columns.
+
+    The value is None if the index must not be unique.
+    """
 
     def __init__(self, connection: Any, table: str, shape: TableShape, place: str) -> None:
         self.connection, self.table, self.shape, self.place = connection, table, shape, place
@@ -63,11 +71,11 @@ class SqlTable(OpenSink):
 
     @abstractmethod
     def read_column_types(self, table: str) -> dict[str, str]:
-        """Return the columns of a table, with the types that `find_sql_type` returns; {} if it does not exist."""
+        """Return the types of a table's columns, as `find_sql_type` spells them; {} if the table does not exist."""
 
     @abstractmethod
     def insert_rows(self, table: str, rows: pa.Table) -> None:
-        """Insert rows, by column name."""
+        """Insert rows into the columns with the same names."""
 
     @abstractmethod
     def delete_keys(self, table: str, keys: pa.Table) -> None:
@@ -78,43 +86,46 @@ class SqlTable(OpenSink):
         """Read all rows."""
 
     def replace_rows(self, gone: pa.Table, rows: pa.Table) -> None:
-        """Delete the rows of the keys ``gone``, and insert ``rows``.  A key without columns means the whole table."""
+        """Delete the rows whose keys are in ``gone``, and insert ``rows``.
+
+        If ``gone`` has no columns, delete all rows.
+        """
         self.delete_rows(gone)
         self.insert_in_batches(self.table, rows)
 
     def delete_rows(self, keys: pa.Table) -> None:
-        """Delete the rows with the given keys.  A key without columns deletes all rows."""
+        """Delete the rows with the given keys.  If the keys have no columns, delete all rows."""
         if not keys.num_columns:
             self.execute(f"delete from {quote_name(self.table)}")
         elif keys.num_rows:
             self.delete_keys(self.table, keys)
 
     def insert_in_batches(self, table: str, rows: pa.Table) -> None:
-        """Insert rows in batches, and report progress after each."""
+        """Insert rows in batches, and report progress after each batch."""
         for start in range(0, rows.num_rows, PIECE):
             piece = rows.slice(start, PIECE)
             self.insert_rows(table, piece)
             self.look(piece.num_rows)
 
     def refusal_remedy(self, error: Exception) -> str:
-        """Return the remedy for an error of `refusals`."""
+        """Return the remedy for an error in `refusals`."""
         del error
-        return "see to the table's constraints and types"
+        return "check the table's constraints and types"
 
     def failure_remedy(self, error: Exception) -> str:
-        """Return the remedy for an error that a retry may avoid."""
+        """Return the remedy for an error after which a retry can succeed."""
         del error
-        return "see to the target"
+        return "check the target"
 
     def execute(self, text: str, given: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """Run a statement, and return its rows.  Raises the driver's errors."""
+        """Run a statement, and return its rows.  The method raises the driver's errors."""
         return list(self.connection.execute(text, list(given)).fetchall())
 
     def translate_errors(self, asked: str) -> AbstractContextManager[None]:
-        """Convert the driver's errors to ours."""
+        """Convert the driver's errors to errors of ddflow."""
 
         def to_ours(error: Exception) -> SinkFailed | SinkRefused:
-            said = f"{type(error).__name__}: {first_line(error) if str(error) else ''}"  # leaves out the statement
+            said = f"{type(error).__name__}: {first_line(error) if str(error) else ''}"  # omits the statement
             if isinstance(error, self.refusals):
                 return build_sink_refusal(self.shape, self.place, said, self.refusal_remedy(error))
             return SinkFailed(f"{asked} {self.place}", said, self.failure_remedy(error))
@@ -123,7 +134,7 @@ class SqlTable(OpenSink):
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Commit the statements of the block, or roll them back after an error."""
+        """Commit the statements of a ``with`` block, or roll the statements back after an error."""
         self.execute(self.begin)
         try:
             yield
@@ -155,12 +166,12 @@ class SqlTable(OpenSink):
             return bool(there) and bool(self.execute(f"select 1 from {quote_name(self.table)} limit 1"))
 
     def holds(self) -> None:
-        """Raise `SinkRefused` for a column with a type that the target lacks."""
+        """Raise `SinkRefused` if the target has no type for a column."""
         for field in self.shape.schema:
             self._require_sql_type(field)
 
     def prepare(self) -> None:
-        """Create the table, or check its columns and add new ones."""
+        """Create the table, or check its columns and add new columns."""
         wanted = {field.name: self._require_sql_type(field) for field in self.shape.schema}
         with self.translate_errors("prepare"):
             there = self.read_column_types(self.table)
@@ -183,7 +194,7 @@ class SqlTable(OpenSink):
 
     @property
     def _has_primary_key(self) -> bool:
-        """Whether a new table gets its key as the primary key."""
+        """Whether ddflow declares the key of a new table as its primary key."""
         return self.indexed and bool(self.shape.key) and self.shape.certain
 
     def _require_sql_type(self, field: pa.Field) -> str:
@@ -192,7 +203,7 @@ class SqlTable(OpenSink):
             raise build_sink_refusal(
                 self.shape,
                 self.place,
-                f"it cannot hold {field.name!r}, {field.type}",
+                f"it cannot store {field.name!r} ({field.type})",
                 "project it to another type",
             )
         return kind
@@ -225,16 +236,17 @@ class SqlTable(OpenSink):
 
 
 def refuse_records_table(table: str) -> None:
-    """Raise `SpecError` for the table of records, because rows of an output would spoil the records of all tables."""
+    """Raise `SpecError` if ``table`` is the table of records, which rows of an output would corrupt."""
     if table.lower() == RECORDS:
-        found = "there it is written which epochs other tables have"
-        raise SpecError(f"write to the table {table!r}", found, "give another table")
+        found = "that table records the epochs of the other tables"
+        raise SpecError(f"write to the table {table!r}", found, "use another table")
 
 
 def cast_to_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Convert values to text.
 
-    Timestamps with a zone are in UTC, because historical offsets have seconds and an offset in text has none.
+    Timestamps with a zone become UTC.  Some historical offsets include seconds, but the text of an offset has no place
+    for seconds.
 
     >>> cast_to_text(pa.chunked_array([pa.array([-(10**10)], pa.timestamp("s", "Europe/Zurich"))])).to_pylist()
     ['1653-02-10 06:13:20Z']
@@ -249,9 +261,12 @@ GIVEN: Final = "_ddflow_given"
 
 
 class KeyMatch(NamedTuple):
-    """SQL conditions that match given rows to rows of the table.
+    """SQL conditions that find, for each row to write, the table's row with the same key.
 
-    ``of``: selects some of the given rows ``g``.  ``same``: is true for the rows ``t`` of the table with an equal key.
+    In the conditions, ``g`` is a row to write, and ``t`` is a row of the table.
+
+    ``of``: a condition that selects some of the rows ``g``.
+    ``same``: a condition that is true if the key of a row ``t`` equals the key of a row ``g``.
     """
 
     of: str
@@ -266,13 +281,13 @@ class InPlaceTable(SqlTable):
     """
 
     staged: ClassVar[str] = ""
-    """SQL after the columns of the temporary table."""
+    """SQL that follows the column list in the statement that creates the temporary table."""
     clashes: ClassVar[tuple[type[Exception], ...]]
-    """Exceptions of an update whose rows exchange unique values."""
+    """Exceptions that the driver raises if the rows of an update exchange unique values."""
 
     @abstractmethod
     def build_key_matches(self, keys: pa.Table) -> Sequence[KeyMatch]:
-        """Return conditions that match the given keys.  Each key is selected by exactly one condition."""
+        """Return conditions that match keys.  Each key is selected by exactly one of the conditions."""
 
     @abstractmethod
     def convert_to_array(self, values: Sequence[Any], kind: pa.DataType) -> pa.Array:
@@ -288,7 +303,7 @@ class InPlaceTable(SqlTable):
         return pa.table(arrays, schema=schema)
 
     def is_referenced(self) -> bool:
-        """Return whether foreign keys refer to the rows of the table."""
+        """Return whether foreign keys of other tables refer to the table."""
         return False
 
     def execute_and_count(self, text: str) -> int:
@@ -317,7 +332,7 @@ class InPlaceTable(SqlTable):
             self.execute(f"insert into {quote_name(self.table)} ({names}) select {names} from {GIVEN}")
 
     def _try_upsert(self, rows: pa.Table, matches: Sequence[KeyMatch]) -> bool:
-        """Update and insert the given rows.  Return False if the table would differ from replaced rows."""
+        """Update and insert rows.  Return False if deletes and inserts may give a different table."""
         table, names = quote_name(self.table), [quote_name(name) for name in rows.schema.names]
         sets = ", ".join(
             f"{quote_name(each)} = g.{quote_name(each)}"
@@ -338,7 +353,7 @@ class InPlaceTable(SqlTable):
             if self.is_referenced():
                 raise
             return False
-        for each in matches:  # even if the count fits already: an update of a duplicate key counts twice
+        for each in matches:  # even if the count is already right: an update of a duplicate key counts twice
             given = ", ".join(f"g.{name}" for name in names)
             found += self.execute_and_count(
                 f"insert into {table} ({', '.join(names)}) select {given} from {GIVEN} as g where {each.of} and "

@@ -1,8 +1,9 @@
 """Read a table of an SQLite file as the full contents of an input, and write an output to a table.
 
-An epoch is one transaction of SQLite, and it is durable when `write` returns. SQLite lacks many types, so these values
-are stored as text: decimals, unsigned 64-bit integers, dates and times in ISO form, and NaN, which SQLite would turn
-into null. Booleans are 0 and 1, durations the number of their units, and nested values JSON.
+An epoch is one transaction of SQLite, and the transaction is durable when `write` returns. SQLite lacks many types. The
+sink therefore stores decimals, unsigned 64-bit integers, dates and times as text; dates and times are in ISO form. The
+sink also stores NaN as text, because SQLite would turn NaN into null. A boolean becomes 0 or 1, a duration becomes its
+number of units, and a nested value becomes JSON.
 
 >>> import tempfile
 >>> with tempfile.TemporaryDirectory() as folder:
@@ -56,15 +57,15 @@ class SQLiteSource(FileDatabaseSource):
                 found = connection.execute(f"select {names} from {self.table_expression}").fetchall()
                 beside = {name: self._find_column_type(connection, name) for name in others}
         except sqlite3.Error as error:
-            # "no such table", "no such column": a retry does not help.
+            # SQLite's error for a missing table or column begins with "no such". A retry would fail again.
             kind = UnreadableInput if str(error).startswith("no such") else SourceFailed
-            raise kind(f"read {self.target}", str(error), "see to the database") from None
+            raise kind(f"read {self.target}", str(error), "check the database") from None
         columns = list(zip(*found, strict=True)) or [()] * len(schema)
         arrays = [_cast_column(each, field, self.target) for each, field in zip(columns, schema, strict=True)]
         return pa.table(arrays, schema=schema), beside
 
     def _find_column_type(self, connection: sqlite3.Connection, name: str) -> pa.DataType | None:
-        """Return the type of an undeclared column: the type of its values, else the type declared in SQLite."""
+        """Return the type of a column that the input lacks, from the values or else from the SQLite schema."""
         column = quote_name(name)
         there = {
             each for (each,) in connection.execute(f"select distinct typeof({column}) from {self.table_expression}")
@@ -81,21 +82,24 @@ _VALUES: Final = {
     frozenset(["integer", "real"]): pa.float64(),
     frozenset(["blob"]): pa.binary(),
 }
-"""Arrow type of a column by the SQLite classes of its values; other columns are text."""
+"""Arrow type of a column, by the SQLite storage classes of its values.  For other classes, the type is text."""
 _DECLARED: Final = {
     ("INT",): pa.int64(),
     ("CHAR", "CLOB", "TEXT"): pa.string(),
     ("BLOB",): pa.binary(),
     ("REAL", "FLOA", "DOUB"): pa.float64(),
 }
-"""Arrow type of a column by substrings of its declared type, like SQLite's rules of affinity."""
+"""Arrow type of a column, by substrings of its declared type.
+
+SQLite's rules for type affinity define these substrings.
+"""
 _READ: Final[tuple[tuple[Callable[[pa.DataType], bool], Callable[[Any], Any]], ...]] = (
     (pat.is_boolean, bool),
     (pat.is_nested, json.loads),
     (pa.uint64().equals, int),
     (pat.is_decimal, lambda value: Decimal(str(value))),
 )
-"""Functions that convert values to types missing in SQLite."""
+"""Pairs of a test and a function. The function converts stored values to the Arrow types that pass the test."""
 _NAN: Final = "NaN"
 _DAY: Final = "1970-01-01 "
 
@@ -104,7 +108,7 @@ def _cast_values(values: Any, kind: pa.DataType) -> pa.Array:
     """Cast values from SQLite to a type.  Raises `SchemaMismatch`."""
     try:
         if pat.is_integer(kind) and any(isinstance(value, float) and not value.is_integer() for value in values):
-            raise ValueError(f"{next(value for value in values if isinstance(value, float))} is no whole number")
+            raise ValueError(f"{next(value for value in values if isinstance(value, float))} is not a whole number")
         if (read := next((read for test, read in _READ if test(kind)), None)) is not None:
             return pa.array([None if value is None else read(value) for value in values], kind)
         if pat.is_time(kind):  # Arrow cannot cast text to times of day
@@ -116,11 +120,11 @@ def _cast_values(values: Any, kind: pa.DataType) -> pa.Array:
             values = [nan if value == _NAN else value for value in values]
         return pa.array(values, kind)
     except (pa.ArrowException, ValueError, ArithmeticError, TypeError) as error:
-        raise SchemaMismatch(f"read values as {kind}", str(error), "declare the type as its values are") from None
+        raise SchemaMismatch(f"read values as {kind}", str(error), "declare the type of the values") from None
 
 
 def _cast_column(values: Any, field: pa.Field, target: str) -> pa.Array:
-    """Cast values from SQLite to the type of a column.  Raises `SchemaMismatch` that names the column."""
+    """Cast values from SQLite to the type of a column.  Raises `SchemaMismatch` with the column's name."""
     try:
         return _cast_values(values, field.type)
     except SchemaMismatch as error:
@@ -141,10 +145,10 @@ class SQLiteSink(FileDatabaseSink):
     def open(self, shape: TableShape) -> OpenSink:
         """Connect."""
         try:
-            # Different threads use the connection, but never two at a time.
+            # Several threads use the connection, but only one thread at a time.
             connection = sqlite3.connect(self.path, timeout=5, isolation_level=None, check_same_thread=False)
         except sqlite3.Error as error:
-            raise SinkFailed(f"open {self.target}", str(error), "see to the file") from None
+            raise SinkFailed(f"open {self.target}", str(error), "check the file") from None
         return SQLiteTable(connection, self.table, shape, self.target)
 
 
@@ -157,7 +161,7 @@ class SQLiteTable(InPlaceTable):
     begin = "begin immediate"
 
     def find_sql_type(self, kind: pa.DataType) -> str | None:
-        """Return INTEGER, REAL, BLOB or TEXT."""
+        """Return the SQLite type for an Arrow type: INTEGER, REAL, BLOB or TEXT."""
         if pat.is_boolean(kind) or pat.is_duration(kind) or (pat.is_integer(kind) and kind != pa.uint64()):
             return "INTEGER"
         if pat.is_floating(kind):
@@ -192,7 +196,7 @@ class SQLiteTable(InPlaceTable):
 
 
 def _convert_to_tuples(rows: pa.Table) -> Iterator[tuple[Any, ...]]:
-    """Convert rows to values for SQLite."""
+    """Yield each row as a tuple of values that SQLite can store."""
     return zip(*(_convert_to_sqlite_values(column) for column in rows.columns), strict=True)
 
 

@@ -1,10 +1,10 @@
-"""Convert rows from users to Arrow: frames, queries, paths of files, and Python's lists and dicts.
+"""Convert what users pass as rows to Arrow data: frames, queries, paths of files, and Python's lists and dicts.
 
-`to_arrow_rows` lists the accepted objects. The module recognises them by their methods and imports no library.
+`to_arrow_rows` lists the accepted objects. The module recognises an object by its methods, so it imports no library.
 
-Guarantees: no value changes. Python values get the type that Arrow infers, or the declared type if Arrow infers none.
-If Arrow would silently lose part of a column (a time of day among dates), the column is rebuilt or refused. An unnamed
-pandas index is no column.
+Guarantees: no value changes. Python values get the type that Arrow infers, or the declared type if Arrow infers no
+type. If Arrow would silently lose information, such as a time of day among dates, ddflow rebuilds or refuses the
+column. An unnamed pandas index does not become a column.
 """
 
 import datetime
@@ -24,16 +24,16 @@ from ddflow.errors import NotArrow, SchemaMismatch, shorten
 if TYPE_CHECKING:
     from ddflow.connectors.files import MultiFileReader
 
-_REMEDY: Final = "give a table, a frame, a path, {name: values}, [{name: value}], or anything with __arrow_c_stream__"
+_REMEDY: Final = "pass a table, a frame, a path, {name: values}, [{name: value}], or anything with __arrow_c_stream__"
 _OF_COLUMN: Final = re.compile(r"(?P<why>.*) Conversion failed for column (?P<name>.*) with type \S+", re.DOTALL)
 """Arrow's error text for a pandas column that it cannot convert."""
 Rows = pa.Table | pa.RecordBatch | pa.RecordBatchReader
 
 
 def to_table(given: Any, what: str, schema: pa.Schema, guessed: Collection[str] = ()) -> pa.Table:
-    """Convert rows to one table.  Raises like `to_arrow_rows`.
+    """Convert rows to one table.  Raises the errors of `to_arrow_rows`.
 
-    Does not copy Arrow data: O(batches).  Python values take O(rows).
+    O(batches) for Arrow data, which is not copied.  O(rows) for Python values.
 
     >>> schema = pa.schema({"id": pa.int64(), "city": pa.string()})
     >>> to_table([{"id": 1, "city": "Bern"}, {"id": 2}], "'people'", schema).to_pylist()
@@ -48,7 +48,7 @@ def to_table(given: Any, what: str, schema: pa.Schema, guessed: Collection[str] 
 
 
 def to_arrow_rows(given: Any, what: str, schema: pa.Schema, guessed: Collection[str] = ()) -> Rows:
-    """Convert rows to a table, a batch, or a reader of batches for data that can be streamed.
+    """Convert rows to a table or a batch.  If the data can be streamed, convert it to a reader of batches.
 
         a path           a file, folder, pattern or s3://... for `ddflow.connectors.files`, streamed
         a dataset        of pyarrow, streamed
@@ -57,14 +57,14 @@ def to_arrow_rows(given: Any, what: str, schema: pa.Schema, guessed: Collection[
         [{name: value}]  rows; a missing name gives null
         other objects    tables, batches, readers, and objects with ``__arrow_c_stream__`` (pandas, Polars, DuckDB)
 
-    ``schema``: the declared columns; empty if nothing is declared.  ``guessed``: the columns among them with a guessed
-    type; readers do not convert the text of files to it.  Raises `NotArrow` for an object that holds no rows,
-    `SchemaMismatch` if the schemas of batches or the lengths of columns differ, and the errors of reading a file.
+    ``schema``: the declared columns; empty if nothing is declared.  ``guessed``: the declared columns with a guessed
+    type; file readers do not convert text to a guessed type.  Raises `NotArrow` for an object without rows.  Raises
+    `SchemaMismatch` if the schemas of batches or the lengths of columns differ.  Raises the errors of the file readers.
     """
     if isinstance(given, pa.Table | pa.RecordBatch | pa.RecordBatchReader):
         return given
     if isinstance(given, str | os.PathLike):
-        from ddflow.connectors.files import (  # its readers take time to load, and few calls need them
+        from ddflow.connectors.files import (  # the readers take time to load, and few calls need them
             FileOptions,
             open_files,
         )
@@ -93,20 +93,20 @@ def to_arrow_rows(given: Any, what: str, schema: pa.Schema, guessed: Collection[
         names = list(dict.fromkeys(name for row in given for name in row))
         return _build_table_from_columns({name: [row.get(name) for row in given] for name in names}, what, schema)
     found, remedy = f"{type(given).__name__} does not speak Arrow", _REMEDY
-    if hasattr(given, "rows") and hasattr(given, "order"):  # only marks of a log's parts have both
-        found = f"{type(given).__name__} marks a part of a log, which verify, migrate and why are given"
-        remedy = "give its rows to engine.replace or engine.restate"
+    if hasattr(given, "rows") and hasattr(given, "order"):  # only marks of a log's parts have both attributes
+        found = f"{type(given).__name__} marks a part of a log, which only verify, migrate and why accept"
+        remedy = "pass its rows to engine.replace or engine.restate"
     raise NotArrow(f"rows for {what}", found, remedy)
 
 
 def is_rows(given: Any) -> bool:
-    """Return whether ``given`` is rows by itself, and no sequence of parts.  O(1)."""
+    """Return whether ``given`` is a single object with rows, not a sequence of objects.  O(1)."""
     attributes = ("__arrow_c_stream__", "__arrow_c_array__", "collect_schema", "scanner")
     return isinstance(given, str | os.PathLike | Mapping) or any(hasattr(given, each) for each in attributes)
 
 
 def convert_arrow_object(take: Callable[[Any], Any], given: Any, what: str) -> Any:
-    """Call ``take`` on an object with Arrow's methods.
+    """Call ``take`` with an object that has Arrow's methods, and return the result.
 
     Raises `NotArrow` if the object holds no rows, or if a pandas column has values of several types.  Raises
     `SchemaMismatch` if several columns of a pandas frame have the same name.
@@ -118,26 +118,26 @@ def convert_arrow_object(take: Callable[[Any], Any], given: Any, what: str) -> A
         names = [str(name) for name in getattr(given, "columns", ())]
         if twice := [name for name, times in Counter(names).items() if times > 1]:
             found = f"the columns {twice} of the {kind} occur more than once"
-            raise SchemaMismatch(asked, found, "give every column its own name, or leave one of the same out") from None
+            raise SchemaMismatch(asked, found, "give every column its own name, or omit one") from None
         if not isinstance(error, pa.ArrowInvalid | pa.ArrowTypeError):
             raise
         reason = " ".join(map(str, error.args))
         if of := _OF_COLUMN.fullmatch(reason):
-            found = f"the values of column {of['name']!r} of the {kind} are of several types, or of none of Arrow's"
-            remedy = "make them of one type, in pandas with pandas.to_numeric or .astype('string')"
+            found = f"column {of['name']!r} of the {kind} has several types, or a type that Arrow does not have"
+            remedy = "convert it to one type, in pandas with pandas.to_numeric or .astype('string')"
             raise NotArrow(asked, f"{found} ({of['why']})", remedy) from None
         if odd := _find_unsupported_types(given):
-            found = f"the columns {odd} of the {kind} are of types that Arrow does not have"
+            found = f"the columns {odd} of the {kind} have types that Arrow does not have"
             remedy = (
                 "cast them, in Polars with .cast(polars.Decimal(38, 0)), .cast(polars.Int64) or .cast(polars.String)"
             )
             raise NotArrow(asked, found, remedy) from None
-        remedy = "give a table, record batches, or a reader of them; a column of one type each"
+        remedy = "pass a table, record batches, or a batch reader, with one type for each column"
         raise NotArrow(asked, f"{kind} holds no rows ({reason})", remedy) from None
 
 
 def _find_unsupported_types(given: Any) -> dict[str, str]:
-    """Return the columns of a Polars frame with types that Arrow lacks, such as 128-bit integers, with the types."""
+    """Map each column of a Polars frame whose type Arrow lacks, such as Int128, to the name of its type."""
     types = getattr(given, "schema", None)
     types = types if isinstance(types, Mapping) else {}
     return {str(name): str(kind) for name, kind in types.items() if re.search(r"\bU?Int128\b|\bObject\b", str(kind))}
@@ -148,8 +148,8 @@ def _join_batches(parts: Sequence[pa.RecordBatch], what: str, schema: pa.Schema)
         if not part.schema.equals(parts[0].schema):
             raise SchemaMismatch(
                 f"rows for {what}",
-                f"batch {i} has the columns {_format_schema(part.schema)}, the first {_format_schema(parts[0].schema)}",
-                "give batches of one schema",
+                f"batch {i} has the columns {_format_schema(part.schema)}, batch 0 {_format_schema(parts[0].schema)}",
+                "pass batches with one schema",
             )
     return pa.Table.from_batches(parts, parts[0].schema if parts else schema)
 
@@ -159,7 +159,10 @@ def _format_schema(schema: pa.Schema) -> str:
 
 
 def build_files_reader(source: "MultiFileReader") -> pa.RecordBatchReader:
-    """Stream the rows of files, in the columns that at least one file has.  Closes the source after the last row."""
+    """Stream the rows of files, with every column that occurs in at least one file.
+
+    The reader closes the source after the last row.
+    """
     there = {name for file in source.files for name in source.columns(file).names}
     schema = pa.schema([field for field in source.schema if field.name in there])
 
@@ -178,15 +181,18 @@ def _build_table_from_columns(given: Mapping[str, Any], what: str, schema: pa.Sc
     lengths = {name: len(column) for name, column in columns.items()}
     if len(set(lengths.values())) > 1:
         found = ", ".join(f"{name!r} has {n:,}" for name, n in lengths.items())
-        raise SchemaMismatch(f"rows for {what}", f"the columns have different lengths: {found}", "give as many of each")
+        raise SchemaMismatch(f"rows for {what}", f"the columns have different lengths: {found}", "pass equal lengths")
     return pa.table(columns)
 
 
 def _build_column(values: Any, kind: pa.DataType | None, name: str, what: str) -> Any:
-    """Build a column with the type that Arrow infers, or ``kind`` if Arrow infers none.  Raises `NotArrow`."""
+    """Build a column with the type that Arrow infers, or with the type ``kind`` if Arrow infers no type.
+
+    Raises `NotArrow`.
+    """
     asked = f"column {name!r} of rows for {what}"
     if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
-        raise NotArrow(asked, f"it is a {type(values).__name__}", "give a list of values for each column")
+        raise NotArrow(asked, f"it is a {type(values).__name__}", "pass a list of values for each column")
     if hasattr(values, "__arrow_c_stream__"):
         speaking: Any = values
         return pa.chunked_array(speaking)
@@ -199,27 +205,31 @@ def _build_column(values: Any, kind: pa.DataType | None, name: str, what: str) -
             message = message or str(error).splitlines()[0]
         else:
             return _restore_times_of_day(values, array, asked)
-    raise NotArrow(asked, _describe_mixed_type_value(values) or message, "give values of one type; nothing is None")
+    raise NotArrow(asked, _describe_mixed_type_value(values) or message, "pass values of one type, and None for null")
 
 
 def _describe_mixed_type_value(values: Any) -> str | None:
-    """Describe the first value whose type differs from the values before it; None if there is none."""
+    """Describe the first value whose type differs from the type of the earlier values; None if all types are equal."""
     first: Any = None
     for row, value in enumerate(values):
         first = value if first is None else first
         if value is not None and type(value) is not type(first):
             return (
-                f"row {row:,} holds {shorten(repr(value), 60)}, a {type(value).__name__} among {type(first).__name__}"
+                f"row {row:,} holds {shorten(repr(value), 60)}, a {type(value).__name__} after {type(first).__name__}"
             )
     return None
 
 
 def _restore_times_of_day(values: Any, array: Any, asked: str) -> Any:
-    """Return ``array``, rebuilt if it lost times of day.  Raises `NotArrow` if only some times have a zone."""
+    """Return ``array``, or a new array with the times of day that ``array`` lost.
+
+    Raises `NotArrow` if only some times have a
+    zone.
+    """
     if isinstance(values, list | tuple) and (pat.is_date(array.type) or pat.is_timestamp(array.type)):
         moments = [value for value in values if isinstance(value, datetime.datetime)]
         if len({value.tzinfo is None for value in moments}) > 1:
-            raise NotArrow(asked, "some of its times have a zone and some have none", "give all of them one")
+            raise NotArrow(asked, "some of its times have a zone and some have none", "set a zone on all of them")
         if moments and pat.is_date(array.type):
             midnight = datetime.time()
             days = [datetime.datetime.combine(v, midnight) if type(v) is datetime.date else v for v in values]

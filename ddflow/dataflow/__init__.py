@@ -1,4 +1,4 @@
-"""Computation of one step of a plan: rows become events, events become updates, and operators compute the outputs.
+"""Compute one step of a plan: rows become events, events become updates, and operators compute the outputs.
 
 Engines, partitions on Spark and snapshots share this code. The README of this folder lists its files and invariants.
 """

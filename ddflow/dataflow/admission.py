@@ -1,11 +1,12 @@
-"""Decode and check the rows of one input, number them, and convert them to events with a time.
+"""Decode, check and number the rows of one input, and convert them to events with a time.
 
 `InputValidator.decode` converts messages to rows, and `InputValidator.validate_rows` converts rows to events.
-`IngestedRows` then queues them. Every row gets an arrival number, also a bad one. A row that is late and lacks its key
-counts once, as bad. An advanced event is stamped at the frontier, but resolved by its own time.
+`IngestedRows` then queues the events. Every row gets an arrival number, even a bad row. A row that is late and also
+lacks its key is counted only once, as bad. With ``late="advance"``, a late event gets the frontier as its time, but is
+resolved by its original time.
 
-Guarantees: `validate_rows` changes nothing. It admits all rows of a call, bad and late ones with their verdict, or
-raises an error that names the cause.
+Guarantees: `validate_rows` changes no state. `validate_rows` either accepts all rows of a call and marks bad and late
+rows with their verdict, or raises an error that names the cause.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -49,28 +50,29 @@ from ddflow.time import CLOSED, NEVER, format_time
 
 BAD, LATE = NAMES.index("bad"), NAMES.index("late")
 Where = Callable[[int], str | Row]
-"""Returns the name of a row for an error."""
+"""A function that gets a row number and returns a description of the row for an error message."""
 Look = Callable[[pa.RecordBatch], None]
-"""Gets rows as they arrived."""
+"""A function that is called with each batch of rows, in the order of arrival."""
 
 
 class RefusedRows(NamedTuple):
-    """Rows that are counted but not admitted: bad and late ones. ``codes``: their verdicts."""
+    """Bad and late rows, which are counted but not admitted. ``codes``: the verdict codes of these rows."""
 
     events: Events
     codes: Ints
 
     @property
     def counts_by_verdict(self) -> dict[str, int]:
-        """The number of rows, by verdict."""
+        """The number of refused rows for each verdict."""
         return {NAMES[code]: int(n) for code, n in enumerate(np.bincount(self.codes)) if n}
 
 
 @dataclass
 class DecodeProgress:
-    """The messages of an input that a call has read so far.
+    """The progress of one call while it reads the messages of an input.
 
-    ``table``: the table of the messages, None until one names it; ``count``: their number.
+    ``table``: the name of the table in the messages; None until a message names it. ``count``: the number of messages
+    read.
     """
 
     table: str | None
@@ -78,7 +80,10 @@ class DecodeProgress:
 
 
 class DecodedRows(NamedTuple):
-    """Rows, or the events of messages. ``truncate`` comes before them, and ``where`` names them in errors."""
+    """Rows, or events decoded from messages. ``truncate``: the truncate message directly before these rows, if any.
+
+    ``where``: the function that names a row in errors.
+    """
 
     rows: Any
     truncate: Truncate | None = None
@@ -86,9 +91,9 @@ class DecodedRows(NamedTuple):
 
 
 class InputValidator:
-    """The checks of one input.
+    """The checks that rows of one input must pass.
 
-    ``bound``: its spec and schema. ``arrived``: the number of rows so far, which the engine updates.
+    ``bound``: the spec and the schema of the input. ``arrived``: the number of rows so far, which the engine updates.
 
     >>> import pyarrow as pa
     >>> from ddflow.plan.inputs.bind import bind_upserts
@@ -103,45 +108,54 @@ class InputValidator:
     def __init__(self, bound: Binding) -> None:
         self.bound, self.arrived = bound, 0
         self.columns: list[str] = bound.schema.names
-        """The columns of the last rows."""
+        """The columns of the most recent rows."""
         self.greatest, self.what, self.required = NEVER, repr(bound.name), bound.required_columns
         self.table: str | None = None
-        """The table of the messages, once a message has named it. The engine sets it."""
+        """The table name that the messages contain; None until a message has contained a name.
+
+        The engine sets this attribute.
+        """
         doubted = [at for at, field in enumerate(bound.schema) if bound.format is None and needs_validation(field.type)]
         self.texts = [at for at in doubted if is_text(bound.schema.field(at).type)]
         self.doubted = [at for at in doubted if at not in self.texts]
-        """The columns, except `texts`, that may have values outside their types."""
+        """The columns, except those in `texts`, that can have values which do not fit the type of the column."""
         self.certain = [field.name for field in bound.schema if not field.nullable]
         self.spelled = INTERVAL in bound.schema.types
-        """Whether a column's values have several notations; the column keeps one of them."""
+        """Whether a column's type can represent equal values in several ways, so that values must be normalized."""
         self.key = [name for name in bound.non_null_columns if name not in self.certain]
-        """The columns that may not be null in an event."""
+        """The columns that must not be null in an event."""
         self.words = None if bound.spec.time is None else build_word_reader(bound.time_type)
-        """Reads the events' times."""
+        """The function that reads the times of events as 64-bit words."""
         self.notes = bound.event_schema != bound.schema
-        """Whether events have other columns than rows."""
+        """Whether events have columns that the rows do not have."""
         self.given = bound.schema if bound.format is None else pa.schema([])
-        """The declared columns of incoming rows. Messages bring their own columns, so none are declared for them."""
+        """The declared columns of incoming rows.
+
+        The schema is empty for messages, because each message format defines its own columns.
+        """
         self.format, self.marks = bound.format, bound.has_bad_event_column
         self.unseen = (
             MissingColumnFinder(())
             if bound.format is None
             else MissingColumnFinder(bound.message_target.columns.names, bound.format.asked)
         )
-        """The columns that no message has had."""
+        """Finds the declared columns that no message has contained yet."""
 
     @property
     def missing_columns(self) -> tuple[str, ...]:
-        """The columns that the last rows lacked, which are null then. Empty for messages and under a merge."""
+        """The columns that were missing in the most recent rows and were filled with null.
+
+        The tuple is empty for messages and for an input with a merge.
+        """
         if self.format is not None or self.bound.merging is not None:
             return ()
         return tuple(name for name in self.bound.schema.names if name not in self.columns)
 
     def decode(self, given: Any, read: DecodeProgress) -> Sequence[DecodedRows]:
-        """Return rows unchanged, or the events of messages, split at each truncate.
+        """Return rows unchanged, or decode messages to events and split the events at each truncate.
 
-        ``read``: the earlier messages. O(1), O(bytes) of messages. Raises `BadMessage`, and `SchemaMismatch` for a
-        value that is no table of messages.
+        ``read``: the progress of the call, which is updated. O(1) for rows, O(bytes) for messages. Raises `BadMessage`.
+        Raises `SchemaMismatch` if the value is not a table of messages.
         """
         if self.format is None:
             return (DecodedRows(given),)
@@ -158,12 +172,15 @@ class InputValidator:
         return parts
 
     def decode_without_truncates(self, given: Any, read: DecodeProgress | None = None) -> Any:
-        """Return rows unchanged, or the events of messages. Like `decode`, but raises `BadMessage` for a truncate."""
+        """Return rows unchanged, or decode messages to events as `decode` does.
+
+        Raises `BadMessage` for a truncate message.
+        """
         made = self._decode_messages(given, read or DecodeProgress(self.table))
         return refuse_truncates(made, self.what).rows if isinstance(made, DecodedEvents) else made
 
     def _decode_messages(self, given: Any, read: DecodeProgress) -> Any:
-        """Decode messages to events, `DecodedEvents`; return rows and decoded events unchanged."""
+        """Decode messages to `DecodedEvents`. Rows, and events that are already decoded, are returned unchanged."""
         format = self.format
         if format is None:
             return given
@@ -182,7 +199,7 @@ class InputValidator:
         return made
 
     def _refuse_null_keys(self, made: DecodedEvents, given: pa.Table, first: int) -> None:
-        """Raise `NullKey` for an event without its key, and name its message."""
+        """Raise `NullKey` with the location of the message if an event lacks its key."""
         lacking = np.zeros(made.rows.num_rows, np.bool_)
         for name in self.key:
             lacking |= np.asarray(made.rows.column(name).is_null())
@@ -197,16 +214,21 @@ class InputValidator:
             )
 
     def _locate_message(self, given: Any, first: int, at: Ints, row: int) -> str | Row:
-        """Name the message of an event. ``given``: messages after ``first`` others. ``at``: each event's message."""
+        """Return the location of the message that an event comes from.
+
+        ``given``: the messages of a batch. ``first``: the number of earlier messages. ``at``: for each event, the
+        position of its message.
+        """
         assert self.format is not None
         return wrap_messages(self.format, to_table(given, self.what, self.given), self.what, first).locate_message(
             int(at[row])
         )
 
     def build_event_batch(self, given: Any) -> pa.RecordBatch:
-        """Convert rows to the columns of events: without a copy if one chunk has these columns, else O(rows).
+        """Convert rows to a batch with the columns of events.
 
-        Raises `NotArrow`, `SchemaMismatch`.
+        O(1) without a copy if the rows are one chunk with exactly these columns, else O(rows). Raises `NotArrow`,
+        `SchemaMismatch`.
         """
         schema = self.bound.schema
         table = given if isinstance(given, pa.Table) else to_table(given, self.what, schema, self.bound.guessed)
@@ -215,7 +237,7 @@ class InputValidator:
         if len(batches) == 1 and not [x for x in self.certain if batches[0].column(x).null_count]:
             batch = batches[0]
             try:
-                for at in self.texts:  # inlined, because small steps are sensitive to calls
+                for at in self.texts:  # inlined, because function calls slow down small steps
                     if batch.num_rows < MANY or not is_large_ascii_array(batch.column(at)):
                         batch.column(at).validate(full=True)
             except pa.ArrowInvalid:
@@ -244,9 +266,10 @@ class InputValidator:
         """Check and number the rows of one input. Return the admitted events and the refused rows. O(rows).
 
         ``time``: the time of the step, in epoch mode. ``before``: the number of earlier rows of the same call.
-        ``looks``: functions that get all rows. ``where``: names a row in errors, by default by its number in the call.
+        ``looks``: functions that get all rows. ``where``: the function that names a row in errors; by default it uses
+        the row's number in the call.
 
-        Raises `NotArrow`, `SchemaMismatch`, `NullKey`, `LateEvent`; nothing changes.
+        Raises `NotArrow`, `SchemaMismatch`, `NullKey`, `LateEvent`. After an error, nothing has changed.
         """
         bound, rows, where = self.bound, self.build_event_batch(given), where or (lambda row: Row(before + row))
         for look in looks:
@@ -277,7 +300,9 @@ class InputValidator:
         return events if times is original and ascending else events.sort_by_time(), refused
 
     def _mark_bad_rows(self, events: pa.RecordBatch, where: Where) -> Flags | None:
-        """Mark the events that lack their key or are marked as bad; return None if there are none.
+        """Mark each event that lacks its key, and each event that the decoder marked as bad.
+
+        Return None if no event is marked.
 
         Raises `NullKey` if the spec refuses events without a key.
         """
@@ -297,7 +322,7 @@ class InputValidator:
     def _read_times(self, events: pa.RecordBatch, keyless: Flags | None, where: Where) -> tuple[Ints, int, bool]:
         """Return the events' times as int64, the least time, and whether the times ascend.
 
-        Raises `SchemaMismatch` for a null, or a time that no event may have.
+        Raises `SchemaMismatch` if a time is null, or equals `CLOSED`, which is not a valid time of an event.
         """
         name = self.bound.spec.time
         assert name is not None
@@ -309,7 +334,7 @@ class InputValidator:
                 ErrorText(
                     f"{name!r} is null in {rows.size:,} rows", format_location(", first in ", where(int(rows[0])))
                 ),
-                "every event needs a time: mend the rows; nothing was taken in",
+                "fix the rows, because every event needs a time; nothing was ingested",
                 column=name,
             )
         assert self.words is not None
@@ -321,13 +346,16 @@ class InputValidator:
                 ErrorText(
                     f"{beyond.size:,} rows have time {CLOSED}", format_location(", first ", where(int(beyond[0])))
                 ),
-                "that is the closed frontier itself; use smaller times",
+                "that is the closed frontier; use smaller times",
                 column=name,
             )
         return times, least, ascending
 
     def _raise_null_error(self, keyless: Any, where: Where, events: Any) -> None:
-        """Raise the binding's error, with the first of the ``events``, if it refuses rows without a key."""
+        """Raise the error for rows without a key if the spec refuses such rows.
+
+        The error shows the first row without a key.
+        """
         if self.bound.spec.null_key == "error":
             rows = np.flatnonzero(keyless)
             others = ErrorText(" or ", Option("null_key", "keep")) if self.bound.unique else ErrorText()
@@ -338,7 +366,7 @@ class InputValidator:
                     f"{self.bound.missing_part_name} is null in {rows.size:,} rows",
                     format_location(", first in ", where(int(rows[0]))),
                 ),
-                ErrorText("mend them, or choose ", Option("null_key", "drop"), others, "; nothing was taken in"),
+                ErrorText("fix them, or choose ", Option("null_key", "drop"), others, "; nothing was ingested"),
                 input=self.bound.name,
                 column=next(name for name in self.key if events.column(name).null_count),
             )
@@ -346,7 +374,10 @@ class InputValidator:
             raise error
 
     def _stamp_late_events(self, late: Any, original: Ints, frontier: int, codes: Any, where: Where) -> Ints:
-        """Return the stamps of events, of which some are late. Raises `LateEvent` if the spec refuses late events."""
+        """Return the times of all events. Late events get the time that the spec says.
+
+        Raises `LateEvent` if the spec refuses late events.
+        """
         rule = self.bound.spec.late
         if rule == "error":
             rows, kind = np.flatnonzero(late), self.bound.time_type
@@ -358,8 +389,8 @@ class InputValidator:
                     f", at time {format_time(int(original[rows[0]]), kind)}",
                 ),
                 ErrorText(
-                    *("push them before advancing, or choose ", Option("late", "drop"), " or "),
-                    *(Option("late", "advance"), "; nothing was taken in"),
+                    *("push them before you advance, or choose ", Option("late", "drop"), " or "),
+                    *(Option("late", "advance"), "; nothing was ingested"),
                 ),
                 input=self.bound.name,
             )
@@ -370,7 +401,7 @@ class InputValidator:
             raise LateEvent(
                 f"rows for {self.bound.name!r}",
                 "the frontier is CLOSED",
-                "no time is left to advance them to",
+                "no later time is left to advance late events to",
                 input=self.bound.name,
             )
         return np.where(late, frontier, original)

@@ -1,11 +1,12 @@
 """Hold the pending events of one input until their times close, in memory or in files.
 
 `Batcher.add` takes events in any order of times. `Batcher.seal` releases all events below a time, ordered by time and
-then by arrival. The engine first peeks, computes the step, and seals only when the step is certain to succeed.
+then by arrival. The engine first peeks at the events to release and computes the step. The engine releases the events
+only when the step is certain to succeed.
 
-Guarantees: each event is released once, by the first seal above its time. A seal costs O(released), however many events
-wait, even more than memory holds. `checkpoint_batcher` writes each run once, and `restore_batcher` makes a batcher that
-releases the same events.
+Guarantees: each event is released once, by the first `seal` with a bound above the event's time. A `seal` costs
+O(released events), even if the pending events exceed memory. `checkpoint_batcher` writes each run once.
+`restore_batcher` makes a batcher that releases the same events.
 """
 
 from __future__ import annotations
@@ -27,16 +28,18 @@ from ddflow.dataflow.pending_runs import (
 )
 from ddflow.errors import CorruptState, shorten
 from ddflow.operators.upsert.events import Events, merge_events
-from ddflow.storage.fields import MEND, Natural, Positive, StrictRecord
+from ddflow.storage.fields import RESTORE_REMEDY, Natural, Positive, StrictRecord
 from ddflow.storage.files.batch_store import BatchStore
 from ddflow.storage.protocol import Blob
 
 PIECE: Final = 1 << 16
-"""The most events in a piece of `Batcher.peek_in_chunks`."""
+"""The maximum number of events in a piece of `Batcher.peek_in_chunks`."""
 
 
 class Batcher:
-    """The pending events of one input; ``len`` is their number. It neither resolves events nor reads their columns.
+    """The pending events of one input. ``len(batcher)`` is the number of events.
+
+    A batcher neither resolves events nor reads their columns.
 
     >>> import numpy as np
     >>> import pyarrow as pa
@@ -49,7 +52,7 @@ class Batcher:
     def __init__(self, runs: PendingRuns | None = None, pending: int = 0) -> None:
         self.runs, self.pending = PendingRuns() if runs is None else runs, pending
         self._peeked: tuple[int, Events | None] | None = None
-        """The result of the last peek, until the next change."""
+        """The result of the last `peek`, or None if the batcher was changed after this `peek`."""
 
     def __len__(self) -> int:
         return self.pending
@@ -65,9 +68,10 @@ class Batcher:
         return self.runs.mapped
 
     def add(self, run: Events) -> None:
-        """Add the events of one push, in the order of arrival or of time. The rows are referenced, not copied.
+        """Add the events of one push, sorted by arrival or by time.
 
-        O(n log n) if times are out of order, else O(n). Merges add O(log pending) amortised for each event.
+        The batcher references the rows and does not copy them. O(n log n) if times are out of order, else O(n). Later
+        merges cost amortised O(log pending) for each event.
         """
         if run.times.size:
             self._peeked = None
@@ -75,19 +79,23 @@ class Batcher:
             self.pending += run.times.size
 
     def copy(self) -> Batcher:
-        """Copy the batcher; both share the runs. O(runs)."""
+        """Copy the batcher. The copy and the original share the runs. O(runs)."""
         return Batcher(self.runs.copy(), self.pending)
 
     def copy_with_events(self, run: Events) -> Batcher:
-        """Copy the batcher and add these events to the copy. Both share the runs. O(runs) more than `add`."""
+        """Copy the batcher, and add events to the copy. The copy shares the runs of the original.
+
+        `copy_with_events` costs O(runs) more than `add`.
+        """
         both = self.copy()
         both.add(run)
         return both
 
     def peek(self, upper: int) -> Events | None:
-        """Return the events that ``seal`` would release, or None, and release nothing. O(released log released).
+        """Return the events that `seal` would release, but do not release them.
 
-        The result is kept for a `seal` with the same upper, until any other call.
+        Return None if there are no events to release. O(n log n), where n is the number of returned events. The result
+        is cached for a `seal` with the same ``upper``. A call of any other method clears the cache.
         """
         if self._peeked is None or self._peeked[0] != upper:
             parts = [run.slice_events(run.find_first_event_at(upper)) for run in self.runs.list_runs_before(upper)]
@@ -95,7 +103,10 @@ class Batcher:
         return self._peeked[1]
 
     def seal(self, upper: int) -> Events | None:
-        """Release the events at times below ``upper``, or None. O(released log released), or O(runs) after a peek."""
+        """Release the events at times below ``upper``; return None if there are none.
+
+        O(n log n) for n released events; O(runs) after a `peek` with the same ``upper``.
+        """
         events = self.peek(upper)
         self._peeked = None
         if events is not None:
@@ -104,11 +115,11 @@ class Batcher:
         return events
 
     def peek_in_chunks(self, upper: int) -> tuple[int, Iterator[Events]]:
-        """Count the events that ``seal`` would release, and return them in pieces, because they may exceed the memory.
+        """Count the events that `seal` would release, and return them in pieces, because all of them can exceed memory.
 
-        A piece has at most 65,536 events and some 8 MB. It refers to its run's columns and is ordered by time; pieces
-        overlap in time. Nothing is released, and the pieces stay valid when the batcher changes. O(runs that release
-        something), and O(1) for each piece.
+        A piece has at most 65,536 events and about 8 MB. A piece shares the columns of its run. Each piece is ordered
+        by time, but the times of different pieces overlap. The method releases nothing, and the pieces stay valid when
+        the batcher changes. O(runs that have events to release), plus O(1) for each piece.
         """
         parts = [(run, run.find_first_event_at(upper)) for run in self.runs.list_runs_before(upper)]
         pieces = (
@@ -119,7 +130,10 @@ class Batcher:
         return sum(end - run.begin for run, end in parts), pieces
 
     def discard(self, upper: int) -> int:
-        """Drop the events that ``peek_in_chunks`` counts, and return their number. O(runs that release something)."""
+        """Drop the events that `peek_in_chunks` would yield, and return the number of dropped events.
+
+        O(runs that have events to drop).
+        """
         self._peeked = None
         number = sum(run.find_first_event_at(upper) - run.begin for run in self.runs.list_runs_before(upper))
         self.runs.drop_events_before(upper)
@@ -129,9 +143,10 @@ class Batcher:
     def spill(self, batch_store: BatchStore, at_most: int, chunk: int = LARGE) -> None:
         """Write runs to files until at most ``at_most`` bytes are in memory, and map the files. O(bytes written).
 
-        Runs with the latest times go first. They are joined and split by time into files of about ``chunk`` bytes, 8 MB
-        at most. This takes the memory of a few files. A file is unlinked when its last event is released and nothing
-        refers to it. Raises `SpillFull`, `SpillFailed`; the batcher is then unchanged, and no file is left.
+        Runs with the latest times are written first. The runs are joined and then split by time into files of about
+        ``chunk`` bytes. A file has at most 8 MB. While the method writes, it needs about as much memory as the total
+        size of a few files. A file is unlinked when its last event is released and no object refers to the file. Raises
+        `SpillFull`, `SpillFailed`. After an error, the batcher is unchanged, and no file is left.
         """
         self._peeked = None
         chunk = min(chunk, LARGE)
@@ -152,15 +167,15 @@ class Batcher:
     def _check_invariants(self) -> None:
         """Assert the invariant."""
         self.runs._check_invariants()
-        # The runs hold all pending events.
+        # The runs contain all pending events.
         assert self.pending == sum(map(len, self.runs.by_least))
 
 
 class PendingRunRecord(StrictRecord, frozen=True):
-    """A run of pending events in an inventory.
+    """The record of a run of pending events, as an inventory stores it.
 
-    ``rows``: the number of rows in its file; those from ``begin`` on are pending. ``advanced``: whether events have
-    later times than they came with. ``final``: whether later merges leave it out. ``columns``: the columns of its
+    ``rows``: the number of rows in the file. ``begin``: the first row that is still pending. ``advanced``: whether late
+    events were moved to later times. ``final``: whether later merges skip the run. ``columns``: the columns of the
     events.
     """
 
@@ -178,9 +193,9 @@ class PendingRunRecord(StrictRecord, frozen=True):
 
 
 def checkpoint_batcher(batcher: Batcher, batch_store: BatchStore) -> list[PendingRunRecord]:
-    """Write the runs that have no file yet, and return records of all runs. O(bytes written + runs).
+    """Write the runs that have no file yet, and return the records of all runs. O(bytes written + runs).
 
-    Raises `StorageFull`, `StorageFailed`; the batcher is then unchanged.
+    Raises `StorageFull`, `StorageFailed`. After an error, the batcher is unchanged.
     """
     out = []
     for run in batcher.runs.by_least:
@@ -200,12 +215,13 @@ def restore_batcher(
     home: BatchStore | None = None,
     held: Batcher | None = None,
 ) -> Batcher:
-    """Restore a batcher from the runs of an inventory, and verify every file. O(bytes).
+    """Restore a batcher from the run records of an inventory, and verify every file. O(bytes).
 
     ``what``: the place of the records, for messages. ``schema``: the columns of the events. ``spilled``: whether runs
-    count as files, and not as memory. ``home``: the store for uncompressed copies of compressed files, which can be
-    mapped; None keeps their events in memory. ``held``: a batcher of an earlier inventory, whose runs are not read
-    again. Raises `CorruptState`, and the errors of the home.
+    count as files, and not as memory. ``home``: the store for uncompressed copies of compressed files, because only
+    uncompressed files can be mapped. If ``home`` is None, the events of compressed files stay in memory. ``held``: a
+    batcher that was restored from an earlier inventory, and whose runs are not read again. Raises `CorruptState`, and
+    the errors of ``home``.
     """
     batcher, runs = Batcher(), [] if held is None else held.runs.by_least
     known = {run.stored.blob: run for run in runs if run.stored and spilled == (run.file is not None)}
@@ -228,15 +244,17 @@ def _restore_run(
 ) -> PendingRun:
     names, rows = record.columns, record.rows
     if not set(names) <= set(schema.names):
-        raise CorruptState(what, f"its file has the columns {shorten(str(names))}, which the plan has not", MEND)
+        raise CorruptState(
+            what, f"its file has the columns {shorten(str(names))}, but the plan lacks some of them", RESTORE_REMEDY
+        )
     own = ["_time", "_arrival", *(["_original"] if record.advanced else [])]
     fields = [*(pa.field(name, pa.int64()) for name in own), *(schema.field(name) for name in names)]
     kept = batch_store.open_batch(record.file, pa.schema(fields), rows, record.compressed)
     if any(column.null_count for column in kept.batch.columns[: len(own)]):
-        raise CorruptState(what, f"a time of {record.file.name} is null", MEND)
+        raise CorruptState(what, f"a time of {record.file.name} is null", RESTORE_REMEDY)
     events = decode_events(kept.batch, record.advanced)
     if not bool((events.times[1:] >= events.times[:-1]).all()):
-        raise CorruptState(what, f"the times of {record.file.name} are not in order", MEND)
+        raise CorruptState(what, f"the times of {record.file.name} are not in order", RESTORE_REMEDY)
     if names != schema.names:
         columns = [events.rows.column(f.name) if f.name in names else pa.nulls(rows, f.type) for f in schema]
         events = events._replace(rows=pa.RecordBatch.from_arrays(columns, schema=schema))

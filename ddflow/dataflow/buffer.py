@@ -1,10 +1,10 @@
-"""Store the updates of a step between operators, and merge them into the tables of its outputs.
+"""Store the updates of a step between operators, and merge updates into the output tables.
 
 `UpdateBuffer` keeps updates in memory up to its share of the budget, and in mapped files beyond that. A step that is
 computed in pieces yields each output in pieces, and each piece is ordered by time. `UpdateBuffer.merge_to_table` merges
-the pieces in windows of times, directly into the file that the caller's table maps. Retractions come first within a
-time.
-Guarantees: updates read back equal the stored ones. Limits: without a scratch store everything stays in memory.
+the pieces, one window of times after the other, directly into the file that the caller's table maps. Retractions come
+before assertions of the same time. Guarantees: updates that are read back equal the updates that were stored. Limits:
+without a scratch store, all updates stay in memory.
 
 >>> from ddflow.operators.updates import narrow_ints, ints
 >>> pieces = [Updates(pa.table({"v": [v, v]}), narrow_ints(0, 1), ints(1, -1), ints(5, 9)) for v in (1, 2)]
@@ -24,7 +24,7 @@ from ddflow.storage.files.batch_store import BatchStore
 
 
 class UpdateBuffer:
-    """The updates of a step, in memory or in files.
+    """A store for the updates of a step, in memory or in files.
 
     ``scratch``: the store for files, None without a budget. ``share``: the most bytes to keep in memory. ``home``: the
     store for changes of state.
@@ -34,7 +34,7 @@ class UpdateBuffer:
         self.scratch, self.share, self.bytes_resident, self.home = scratch, share, 0, home
 
     def store_copy(self, updates: Updates) -> Updates:
-        """Copy updates to memory or to a file of the buffer, because their arrays may be overwritten. O(n)."""
+        """Copy updates to memory or a file of the buffer, because the caller may overwrite the given arrays. O(n)."""
         rows = updates.rows.select(updates.rows.schema.names)
         own = Updates(rows, updates.ranks.copy(), updates.diffs, updates.times)
         size = rows.nbytes + own.ranks.nbytes + own.diffs.nbytes
@@ -56,13 +56,13 @@ class UpdateBuffer:
         time_type: pa.DataType | None,
         shown: pa.Schema | None = None,
     ) -> pa.Table:
-        """Merge the pieces into one table, ordered by time; otherwise like `Updates.to_table`. O(n)."""
+        """Merge the pieces into one table that is ordered by time and has the columns of `Updates.to_table`. O(n)."""
         if len(pieces) == 1:
             return pieces[0].to_table(schema, time_type, shown)
         return self.concat_tables(self._merge_by_window(pieces, schema, time_type))
 
     def concat_tables(self, tables: Iterable[pa.Table]) -> pa.Table:
-        """Concatenate tables in memory, or in a mapped file if they exceed the share."""
+        """Concatenate tables in memory, or in a mapped file if they exceed the buffer's share of memory."""
         read: list[pa.Table] = []
         rest, size = iter(tables), 0
         for table in rest:
@@ -75,7 +75,7 @@ class UpdateBuffer:
     def _merge_by_window(
         self, pieces: Sequence[Updates], schema: pa.Schema, time_type: pa.DataType | None
     ) -> Iterable[pa.Table]:
-        """Yield the merged output in windows of times."""
+        """Yield the merged output, one window of times after the other."""
         counts = np.zeros(max(pieces[0].times.size, 1), np.int64)
         for piece in pieces:
             counts += np.bincount(piece.ranks, minlength=counts.size)
@@ -90,7 +90,9 @@ class UpdateBuffer:
         while begin < counts.size:
             done = int(ends[begin - 1]) if begin else 0
             end = max(int(np.searchsorted(ends, done + most, side="right")), begin + 1)
-            edges = np.array([begin, end], np.int32)  # int32 like the ranks, which searchsorted would convert otherwise
+            edges = np.array(
+                [begin, end], np.int32
+            )  # int32 like the ranks, because `searchsorted` would convert the ranks to another type
             cuts = [(piece, *piece.ranks.searchsorted(edges).tolist()) for piece in pieces]
             window = self._merge_window([cut for cut in cuts if cut[1] < cut[2]], begin, end, schema, time_type)
             yield from coalesce_tables(window, most)
@@ -104,10 +106,11 @@ class UpdateBuffer:
         schema: pa.Schema,
         time_type: pa.DataType | None,
     ) -> Iterable[pa.Table]:
-        """Yield the merged updates of the ranks [begin, end)."""
+        """Yield the merged updates whose ranks are in [begin, end)."""
         parts = [_slice_updates(*each) for each in cuts]
         if end == begin + 1:
-            # A single time needs no sort: a piece has its retractions first, or all updates of each of its keys.
+            # A single time needs no sort. Each piece either begins with all its retractions, or has all updates of each
+            # of its keys.
             firsts = [int(np.count_nonzero(part.diffs < 0)) for part in parts]
             if all((part.diffs[:first] < 0).all() for part, first in zip(parts, firsts, strict=True)):
                 minus = [_slice_updates(each, 0, first) for each, first in zip(parts, firsts, strict=True)]
@@ -125,13 +128,13 @@ class UpdateBuffer:
 
 
 def _slice_updates(updates: Updates, begin: int, end: int) -> Updates:
-    """Slice the updates [begin, end)."""
+    """Return the slice [begin, end) of the updates."""
     rows = updates.rows.slice(begin, end - begin)
     return Updates(rows, updates.ranks[begin:end], updates.diffs[begin:end], updates.times)
 
 
 def _drain_batches(read: list[pa.Table], rest: Iterator[pa.Table]) -> Iterator[pa.RecordBatch]:
-    """Yield the batches of all tables, and release each table of ``read`` after its batches."""
+    """Yield the batches of all tables. Release each table of ``read`` after all its batches were yielded."""
     while read:
         yield from read.pop(0).to_batches()
     for table in rest:
@@ -139,9 +142,9 @@ def _drain_batches(read: list[pa.Table], rest: Iterator[pa.Table]) -> Iterator[p
 
 
 def coalesce_tables(tables: Iterable[pa.Table], rows: int) -> Iterator[pa.Table]:
-    """Join tables into tables of one chunk with at least ``rows`` rows, except the last.
+    """Join small tables into larger tables that have one chunk each.
 
-    Thousands of tables are slow to use.
+    Each table except the last has at least ``rows`` rows. An operation on a table of thousands of chunks would be slow.
     """
     read: list[pa.Table] = []
     for table in tables:

@@ -1,16 +1,17 @@
-"""Guard the calls of an engine: one writer at a time, readers between calls, and no call after the end.
+"""Guard the calls of an engine: only one writer at a time, readers only between calls, and no call after the end.
 
-A second writer gets an error at once. A reader, and a thread of the engine, waits for the current call at most, and a
-call waits for them. A reader holds the lock only while it collects references. An engine that was closed, or
-interrupted while it changed the state, accepts no more calls. A forked child cannot call: it has no threads, and a lock
-held at the fork is never released.
+A second writer gets an error immediately. A reader or a background thread of the engine waits only until the current
+call ends. The next call waits until the waiting readers have had the lock. A reader holds the lock only while it
+collects references to the state. An engine accepts no more calls after it was closed, or after it was interrupted while
+it changed the state. A forked child process cannot call an engine, because it lacks the engine's threads, and a lock
+that was held during the fork is never released.
 
 >>> turns = CallGuard()
 >>> with turns.lock_for_write("step"):
 ...     turns.lock_for_write("replace")
 Traceback (most recent call last):
     ...
-ddflow.errors.ConcurrentUse: replace: another call writes to this engine; give every thread its own, or a lock
+ddflow.errors.ConcurrentUse: replace: another call writes to this engine; use one engine for each thread, or a lock
 """
 
 from __future__ import annotations
@@ -27,23 +28,27 @@ from ddflow.errors import ConcurrentUse, DdflowError, EngineClosed, ErrorText, O
 WHY: Final = {
     "closed": "it was closed",
     "interrupted": "a step was interrupted while it changed the state",
-    "failed": "a commit failed, so what the state holds now is known when it is opened again",
+    "failed": "a commit failed, so the content of the state is unknown until you open it again",
 }
 
 FOREIGN: Final = suppress(RuntimeError)
-"""Suppresses the error for releasing another thread's lock, in a forked child. Made once, because each step uses it."""
+"""A context that suppresses the error when a forked child process releases a lock of another thread.
+
+The context is created only once, because each step uses this context.
+"""
 
 
 class CallGuard:
-    """The locks and the state of an engine's calls. It is its own context manager, which is faster than a generator.
+    """The locks and the status of an engine's calls.
 
-    ``state``: "open", or a key of `WHY`. ``commit``: a block that ends the engine if it fails. ``failure``: the reason.
-    ``untold``: the error of a background thread, until a call raises it.
+    The object itself is the context manager, which is faster than one made from a generator. ``state``: "open", or a
+    key of `WHY`. ``commit``: a context manager that ends the engine if its block fails. ``failure``: the error that
+    ended the engine. ``untold``: the error of a background thread, until a call raises it.
     """
 
     def __init__(self) -> None:
-        # Writers never wait for each other. All threads wait for `_turn`, and hold `_gate` meanwhile, so a writer with
-        # one call after the other does not overtake a waiting reader.
+        # Writers never wait for each other. A thread that waits for `_turn` holds `_gate`. So a writer that makes many
+        # calls in a row does not overtake a waiting reader.
         self._calls, self._turn, self._gate = threading.Lock(), threading.RLock(), threading.RLock()
         self._runs, self._runner, self._owner = threading.Lock(), 0, 0
         self._process, self.state = os.getpid(), "open"
@@ -52,18 +57,20 @@ class CallGuard:
 
     @property
     def is_owner_process(self) -> bool:
-        """Whether this process opened the engine; False in a forked child."""
+        """Whether this process opened the engine. The value is False in a forked child."""
         return os.getpid() == self._process
 
     def lock_in_any_state(self, what: str) -> CallGuard:
-        """Take the writer's lock in any state of the engine. Raises `ConcurrentUse`."""
+        """Take the writer's lock, whatever the state of the engine. Raises `ConcurrentUse`."""
         return self._acquire_writer_locks(what, self.is_owner_process)
 
     def _acquire_writer_locks(self, what: str, here: bool) -> CallGuard:
         if self._runner and self._runner != threading.get_ident():
-            raise ConcurrentUse(what, "a run on another thread writes to this engine", "end that first: engine.stop()")
+            raise ConcurrentUse(
+                what, "a run on another thread writes to this engine", "end the run first: engine.stop()"
+            )
         if not self._calls.acquire(blocking=False):
-            raise ConcurrentUse(what, "another call writes to this engine", "give every thread its own, or a lock")
+            raise ConcurrentUse(what, "another call writes to this engine", "use one engine for each thread, or a lock")
         try:
             self._wait_for_lock(here)
         except BaseException:
@@ -72,7 +79,11 @@ class CallGuard:
         return self
 
     def _wait_for_lock(self, here: bool = True) -> None:
-        """Wait for the lock; in a forked child take it only if it is free, because its holder may not exist there."""
+        """Wait for the lock.
+
+        In a forked child, take the lock only if it is free, because the thread that holds it may not exist in the
+        child.
+        """
         if not here:
             self._turn.acquire(blocking=False)
             return
@@ -82,7 +93,7 @@ class CallGuard:
 
     @contextmanager
     def lock_for_background(self) -> Iterator[bool]:
-        """Take the lock for a thread of the engine; yield whether the engine is open. ``untold`` keeps an error."""
+        """Take the lock for a background thread, and yield whether the engine is open. Store an error in ``untold``."""
         try:
             with self.lock_for_read("commit", closed=True):
                 yield self.state == "open"
@@ -91,15 +102,17 @@ class CallGuard:
 
     @contextmanager
     def lock_for_read(self, what: str, *, closed: bool = False, nests: bool = True) -> Iterator[None]:
-        """Take the lock for a reader while it collects references. Raises `EngineClosed`, unless ``closed``.
+        """Take the lock for a reader while it collects references.
 
-        A callback within a call of the same thread sees the state before that call. Raises `ConcurrentUse` there if
-        ``nests`` is False, or while the call changes the state, when a signal's handler may run.
+        Raises `EngineClosed` if the engine is closed and ``closed`` is False. If a call runs a callback, reads in this
+        callback see the state before the call. If a callback calls the method and ``nests`` is False, the method raises
+        `ConcurrentUse`. While a call changes the state, the method raises `ConcurrentUse`, because the caller may then
+        be a signal handler.
         """
         self._check_process(what)
         nested = self._owner == threading.get_ident()
         if nested and (self.state == "interrupted" or not nests):
-            raise ConcurrentUse(what, "a call of this thread is at work", "do it when that has returned")
+            raise ConcurrentUse(what, "another call on this thread is running", "repeat it when that call has returned")
         if not nested:
             self._wait_for_lock()
         try:
@@ -112,9 +125,9 @@ class CallGuard:
 
     @contextmanager
     def lock_for_run(self) -> Iterator[None]:
-        """Let no other thread write until the block ends. Raises `ConcurrentUse`, `EngineClosed`."""
+        """Refuse writes from other threads until the block ends. Raises `ConcurrentUse`, `EngineClosed`."""
         if not self._runs.acquire(blocking=False):
-            raise ConcurrentUse("run", "another run works on this engine", "end that first: engine.stop()")
+            raise ConcurrentUse("run", "another run works on this engine", "end the run first: engine.stop()")
         try:
             with self.lock_for_write("run"):
                 self._runner = threading.get_ident()
@@ -125,12 +138,14 @@ class CallGuard:
 
     @contextmanager
     def end_and_prevent_runs(self, what: str, stop: Callable[[], None]) -> Iterator[None]:
-        """End the current run with ``stop``, wait for it, and let no other run begin in the block.
+        """End the current run with ``stop``, wait until it has ended, and prevent other runs during the block.
 
-        Raises `ConcurrentUse` on the run's own thread.
+        Raises `ConcurrentUse` if the caller is the thread of the run.
         """
         if self._runner == threading.get_ident():
-            raise ConcurrentUse(what, "its run works on this thread", "call engine.stop() here, and this behind run()")
+            raise ConcurrentUse(
+                what, "its run works on this thread", f"call engine.stop() here, and {what} after run()"
+            )
         if not (taken := self._runs.acquire(blocking=False)):
             stop()
             taken = self._runs.acquire(blocking=self.is_owner_process)
@@ -141,9 +156,9 @@ class CallGuard:
                 self._runs.release()
 
     def lock_for_write(self, what: str) -> CallGuard:
-        """Take the writer's lock of an open engine.
+        """Take the writer's lock if the engine is open.
 
-        Raises `ConcurrentUse`, `EngineClosed`; the latter also after a fork.
+        Raises `ConcurrentUse`. Raises `EngineClosed` if the engine is closed or this process is a forked child.
         """
         if os.getpid() != self._process:
             self._check_process(what)
@@ -158,7 +173,7 @@ class CallGuard:
         if not self.is_owner_process:
             raise EngineClosed(
                 what,
-                f"it was opened by process {self._process}, before this one was forked from it",
+                f"process {self._process} opened it, before this process was forked",
                 "open it again in this process",
             )
 
@@ -178,7 +193,7 @@ class CallGuard:
             self._turn.release()
 
     def __enter__(self) -> None:
-        """Do nothing: the lock is taken already."""
+        """Do nothing, because `lock_for_write` has already taken the lock."""
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         """Release the lock, and replace a `MemoryError` by `OutOfMemory`."""
@@ -188,16 +203,19 @@ class CallGuard:
             raise self.build_memory_error(error) from error
 
     def build_memory_error(self, error: MemoryError) -> OutOfMemory:
-        """Make the error for memory that a call could not allocate."""
-        whole = "nothing was changed" if self.state == "open" else "the engine goes no further: open a new one"
-        found = str(error).strip() or "no more memory could be had"
+        """Make the error for a call that could not allocate memory."""
+        whole = "nothing was changed" if self.state == "open" else "the engine cannot continue: open a new one"
+        found = str(error).strip() or "no more memory is available"
         return OutOfMemory(
-            "a call", found, ErrorText("give it smaller steps, or a budget with ", Option("memory"), f"; {whole}")
+            "a call", found, ErrorText("use smaller steps, or a budget with ", Option("memory"), f"; {whole}")
         )
 
 
 class CommitErrorHandler:
-    """A block that writes to a store. A failure in it ends the engine, because the store's content is then unknown."""
+    """A context manager for writes to a store.
+
+    A failed write ends the engine, because the content of the store is then unknown.
+    """
 
     def __init__(self, turns: CallGuard) -> None:
         self.guard = turns

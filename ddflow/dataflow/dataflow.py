@@ -1,8 +1,8 @@
-"""Compute and apply the steps of an opened plan, with its pending events and its times.
+"""Compute and apply the steps of an opened plan, and hold its pending events and its times.
 
 `Dataflow` is the engine's core without calls and commits. `Dataflow.step` runs in epoch mode; `Dataflow.push` and
-`Dataflow.advance` run in hold-back mode. A truncate in a step becomes deletes of the keys held at that point.
-Guarantees: a step computes everything before it changes anything.
+`Dataflow.advance` run in hold-back mode. A truncate message in a step becomes one delete event for each key that exists
+when the message is reached. Guarantees: a step computes all results before it changes any state.
 
 >>> import pyarrow as pa, ddflow as dd
 >>> flow = dd.Flow()
@@ -68,17 +68,18 @@ from ddflow.storage.feeding import FeedHistory
 from ddflow.time import CLOSED, NEVER, advance_frontier, format_time
 
 NOTHING: Final = np.zeros(len(NAMES), np.int64)
-"""Zero events for each verdict."""
+"""A count of zero events for each verdict."""
 NO_LOOKS: Final[Mapping[str, Sequence[Look]]] = MappingProxyType({})
 
 
 class Dataflow:
-    """The state and the times of an opened plan.
+    """An opened plan with its state and its times.
 
     ``graph``: the operators. ``lists``: whether verdicts are listed row by row. ``retain``: how many times of history
-    stay. ``step``: the class that computes a step. ``frontier``: the least time that may still come, `NEVER` before the
-    first step, `CLOSED` when no time can. ``last``: the last closed time. ``before``: the last closed time before the
-    current call, or `CLOSED` if its step also brings earlier rows. ``since``: reads at it and later are exact.
+    stay. ``step``: the class that computes a step. ``frontier``: the least time that may still arrive; `NEVER` before
+    the first step, `CLOSED` if no time can arrive. ``last``: the last closed time. ``before``: the last closed time
+    before the current call, or `CLOSED` if its step also returns existing rows of new outputs. ``since``: reads at this
+    time and later are exact.
     """
 
     def __init__(
@@ -97,8 +98,9 @@ class Dataflow:
         self.holds_back, self.time_type = flow.holds_back, flow.time_type
         self.guard, self.holds, self.recent = CallGuard(), HistoryHolds(), RecentSteps()
         self.taken = "open"
-        """The guard's state after a step. It is "interrupted" if the call must be recorded before the engine is open
-        again.
+        """The value that `CallGuard.state` gets after a step.
+
+        The value is "interrupted" if the call must first be recorded for a commit.
         """
         self.admissions = {name: InputValidator(input.bound) for name, input in flow.inputs.items()}
         self.batchers = {name: Batcher() for name in flow.inputs}
@@ -108,39 +110,42 @@ class Dataflow:
         self.nothing = {**{name: empty_table(schema) for name, schema in outputs.items()}, **none}
         self.frontier = self.last = self.since = self.before = NEVER
         self.claimed = CLOSED
-        """The least time that readers held before the last step."""
+        """The least time that readers held when the last step was computed."""
         self.totals: dict[str, int] = {}
-        """Events by verdict since the state began, and the number of events that are `GONE`."""
+        """The number of events for each verdict since the state was created.
+
+        `GONE` counts the events of dropped inputs.
+        """
         self.fed: Mapping[str, FeedHistory] = {}
-        """By input, how it was fed."""
+        """For each input, the history of the calls that delivered its rows."""
         self.sources: dict[str, AttachedSource] = {}
-        """By name, the attached sources with their committed positions."""
+        """Maps the name of each attached source to the source and its committed position."""
         self.owed: dict[str, pa.Table] = {}
-        """By name, the rows of new outputs, which the next step returns."""
+        """Maps the name of each new output to its existing rows, which the next step returns."""
 
     @cached_property
     def collection_ids(self) -> dict[Collection, str]:
-        """The ids of collections, computed once. Raises the errors of `compute_node_ids`."""
+        """The ids of all collections, computed once. Raises the errors of `compute_node_ids`."""
         return compute_node_ids(self.flow)
 
     @property
     def pending_count(self) -> int:
-        """The number of events that wait for their time."""
+        """The number of events whose times have not closed."""
         return sum(map(len, self.batchers.values()))
 
     def output_schema(self, name: str) -> pa.Schema:
-        """Return the columns of an output's table. Raises `KeyError`."""
+        """Return the schema of an output's table. Raises `KeyError`."""
         return self.nothing[name].schema
 
     def ingest_inputs(
         self, inputs: Mapping[str, Any], time: int | None, looks: Mapping[str, Sequence[Look]] = NO_LOOKS
     ) -> dict[str, IngestedRows]:
-        """Spill if needed, then decode, admit and enqueue the rows of each input. O(rows).
+        """Spill state if needed. Then decode, admit and enqueue the rows of each input. O(rows).
 
-        ``time``: the time of the step, in epoch mode. ``looks``: by input, functions that get all its rows.
+        ``time``: the time of the step, in epoch mode. ``looks``: for each input, functions that get all its rows.
 
-        Raises the errors of `InputValidator`, `BudgetExceeded` for a row that is larger than the budget allows,
-        `SpillFull` and `SpillFailed`, each before any change.
+        Raises the errors of `InputValidator`, `SpillFull` and `SpillFailed`. Raises `BudgetExceeded` if a row is larger
+        than the budget allows. After an error, nothing has changed.
         """
         if self.budget.home is not None:
             spill_to_fit_budget(self.budget, self.graph, self.batchers)
@@ -168,7 +173,7 @@ class Dataflow:
         return inflow
 
     def step(self, inflows: Mapping[str, IngestedRows], time: int) -> Step:
-        """Take in the admitted rows in epoch mode, stamped ``time``."""
+        """Compute and apply a step in epoch mode. The admitted rows have the time ``time``."""
         if self.budget.scratch is None:
             released = {name: ReleasedEvents.from_parts(*inflow.chunks) for name, inflow in inflows.items()}
             return self.apply_step(inflows, self.compute_step(released, time), time + 1, time)
@@ -177,9 +182,9 @@ class Dataflow:
             return self.apply_step(inflows, self.compute_step(released, time), time + 1, time)
 
     def push(self, inflows: Mapping[str, IngestedRows], to: int | None = None) -> Step:
-        """Take in admitted rows in hold-back mode, and close the times before ``to``, if it is later.
+        """Enqueue admitted rows in hold-back mode. Then close the times before ``to`` if ``to`` is after the frontier.
 
-        ``to``: None for the frontier that the lateness of the inputs gives.
+        ``to``: the next frontier. If ``to`` is None, `compute_lateness_frontier` computes the next frontier.
         """
         if to is None:
             to = compute_lateness_frontier(self.admissions, inflows)
@@ -189,7 +194,7 @@ class Dataflow:
         return self.apply_step(inflows, None, self.frontier, self.last)
 
     def advance(self, inflows: Mapping[str, IngestedRows], to: int) -> Step:
-        """Close the times before ``to``. Raises `TimeWentBack` if it is below the frontier."""
+        """Close the times before ``to``. Raises `TimeWentBack` if ``to`` is below the frontier."""
         advance_frontier(self.frontier, to, self.time_type)
         batchers = self.batchers | {name: each.batcher for name, each in inflows.items() if each.batcher is not None}
         with EventRelease(to, batchers, self.graph.inputs, self.budget) as released:
@@ -208,9 +213,10 @@ class Dataflow:
     def _find_earliest_error(
         self, batchers: Mapping[str, Batcher], times: Ints, error: ExpressionError | NotSingle
     ) -> ExpressionError | NotSingle:
-        """Find the earliest time at which an expression fails, and return the error. O(log times) computations.
+        """Find the earliest time at which an expression fails, and return the error at that time.
 
-        ``times``: the times to close. ``error``: the error of all these times together.
+        The search computes O(log times) steps. ``times``: the times to close. ``error``: the error of the step that
+        closes all these times.
         """
         low, high = 0, times.size - 1
         while low < high:
@@ -226,7 +232,7 @@ class Dataflow:
         return replace_error_texts(error, found=error.found + f", at time {time}", fix=error.fix + closing)
 
     def close(self) -> None:
-        """Free all state in memory and the spill folder. A second call does nothing."""
+        """Free all state in memory and remove the spill folder. A second call does nothing."""
         self.guard.state = "closed"
         self.graph, self.batchers = Graph(self.flow, Secret(0, 0)), {}
         self.threads.close()
@@ -235,9 +241,10 @@ class Dataflow:
 
     @contextmanager
     def open_read_copy(self, what: str) -> Iterator[Dataflow]:
-        """Yield a copy of the state after the last closed step, to read on any thread while this one continues.
+        """Yield a copy of the dataflow with the state after the last closed step.
 
-        Waits for the current step and for no later one. O(runs). Raises `EngineClosed`.
+        Any thread can read the copy while the original dataflow continues. The method waits for the current step, but
+        not for later steps. O(runs). Raises `EngineClosed`.
         """
         try:
             with self.guard.lock_for_read(what):
@@ -250,17 +257,20 @@ class Dataflow:
             raise error if isinstance(error, DdflowError) else self.guard.build_memory_error(error) from error
 
     def build_committed_step(self, tables: Mapping[str, pa.Table], counts: Mapping[str, int], frontier: int) -> Step:
-        """Make the step of a committed call from its verdicts and its outputs that are not empty."""
+        """Make the step of a committed call from the verdicts and the outputs of the call.
+
+        ``tables`` omits empty outputs.
+        """
         return Step({**self.nothing, **tables}, Verdicts.of(counts, self.pending_count), frontier)
 
     def compute_since(self, last: int) -> int:
-        """Return the value of ``since`` once ``last`` is closed."""
+        """Return the value of ``since`` after the step that closes the time ``last``."""
         since = last - self.retain if last > NEVER + self.retain else NEVER
         self.claimed = self.holds.find_least_time()
         return max(self.since, min(since, self.claimed))
 
     def compute_step(self, released: Mapping[str, ReleasedEvents], last: int) -> ComputedStep:
-        """Compute a step without changing anything. ``last``: the last time that it closes."""
+        """Compute a step without changing the state. ``last``: the last time that the step closes."""
         listed: dict[str, list[pa.Table]] = {}
         budget, since = self.budget, self.compute_since(last)
         sides = SideOutputs(self.sides, self.time_type) if self.sides else None
@@ -287,7 +297,7 @@ class Dataflow:
         return computed
 
     def check_budget(self, computed: ComputedStep | None, inflows: Mapping[str, IngestedRows]) -> None:
-        """Raise `BudgetExceeded` if the rows would exceed a budget without a spill folder."""
+        """Raise `BudgetExceeded` if the rows would exceed the budget and there is no spill folder."""
         if self.budget.memory is None or self.budget.can_spill:
             return
         more = 0 if computed is None else computed.nbytes
@@ -298,7 +308,7 @@ class Dataflow:
     def apply_step(
         self, inflows: Mapping[str, IngestedRows], computed: ComputedStep | None, frontier: int, last: int
     ) -> Step:
-        """Apply a computed step. Only the budget can refuse it, which is checked first."""
+        """Apply a computed step. Only `check_budget` can refuse the step, before any change."""
         self.check_budget(computed, inflows)
         counts: dict[str, int] = {}
         if computed is not None and computed.counts:
@@ -324,7 +334,7 @@ class Dataflow:
         assert arrived == count_resolved_events(self.totals) + pending, "events in are not resolved + pending"
         if self.budget.home is not None:
             with suppress(SpillFull, SpillFailed, StorageFull, StorageFailed):
-                # A failure here loses nothing: the next call tries again before it takes in rows.
+                # A failed spill loses nothing, because the next call spills again before it ingests rows.
                 spill_to_fit_budget(self.budget, self.graph, self.batchers)
         tables = {**self.nothing, **(computed.outputs if computed else {})}
         for name, inflow in inflows.items():
@@ -340,7 +350,7 @@ class Dataflow:
         return out
 
     def _choose_default_time(self, frontier: int, last: int) -> int:
-        """Return the time for messages without one: the last closed time, or the next one in hold-back mode."""
+        """Return the time for unreadable messages: the last closed time, or in hold-back mode the frontier."""
         if not self.holds_back:
             return last
         return 0 if frontier in (NEVER, CLOSED) else frontier
@@ -348,7 +358,10 @@ class Dataflow:
     def _build_verdict_tables(
         self, inflows: Mapping[str, IngestedRows], computed: ComputedStep | None
     ) -> dict[str, pa.Table]:
-        """Build verdict rows by input: first of events refused on arrival, then of resolved events."""
+        """Build the verdict rows of each input.
+
+        Rows of events that were refused on arrival precede rows of resolved events.
+        """
         refused, resolved = (
             {name: inflow.listed for name, inflow in inflows.items()},
             computed.listed if computed else {},
@@ -358,7 +371,7 @@ class Dataflow:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that state and pending events take."""
+        """The memory in bytes that state and pending events take."""
         return self.graph.nbytes + sum(batcher.nbytes for batcher in self.batchers.values())
 
     def _check_invariants(self) -> None:

@@ -1,7 +1,8 @@
-"""Open the operators of a plan, connect them, and hold their state.
+"""Open and connect the operators of a plan, and hold their state.
 
-Guarantees: a step is computed as a whole before `Graph.apply_computed_step` takes its changes in, which cannot fail. So
-a step that fails in any operator leaves every arrangement unchanged. Only columns that are read later are gathered.
+Guarantees: a step is computed completely before `Graph.apply_computed_step` applies the changes of the step. Applying
+changes cannot fail. So if any operator fails in a step, every arrangement stays unchanged. Operators produce only the
+columns that are read later.
 
 >>> import pyarrow as pa
 >>> from ddflow.plan.plan import Plan
@@ -39,64 +40,70 @@ from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import ArrangementChange
 
 Keep = Callable[[Collection, Updates], Updates]
-"""Filters a collection's rows."""
+"""A function that gets a collection and some of its rows, and returns the rows to keep."""
 
 
 Held = dict[Collection, tuple[Arrangement, ...]]
-"""The state of a graph."""
+"""The arrangements of each collection."""
 Names = dict[Collection, dict[str, str]]
-"""By collection, each after its inputs: its columns with a known value, and their names in the last collection."""
+"""For each collection, maps each column with a known value to the column of the last collection that has this value.
+
+In this mapping, a collection comes after its inputs.
+"""
 
 
 class ReleasedEvents(NamedTuple):
-    """The events of one input whose time has come."""
+    """The events of one input that one step processes."""
 
     total: int
     times: Ints
-    """The distinct times, int64, ascending."""
+    """The distinct times of the events as int64, in ascending order."""
     pieces: Iterable[Events]
-    """The events of one range of identities in each piece; ranges ascend."""
+    """The events, split into pieces.
+
+    The events of a piece have identities in one range, and the ranges ascend from piece to piece.
+    """
 
     @classmethod
     def from_parts(cls, *parts: Events | None) -> Self:
-        """Join all events into one piece."""
+        """Join all events into a single piece."""
         events = merge_events([part for part in parts if part]) if len(parts) > 1 else next(iter(parts), None)
         if events is None or not events.times.size:
             return cls(0, ints(), ())
         times = events.times
         if times[0] == times[-1]:
-            return cls(times.size, times[:1].copy(), [events])  # copied, as they may be mapped
+            return cls(times.size, times[:1].copy(), [events])  # a copy, because the times may be in a mapped file
         first = np.flatnonzero(times[1:] != times[:-1])
         return cls(times.size, np.concatenate([times[:1], times[1:][first]]), [events])
 
 
 @dataclass
 class ComputedStep:
-    """A step that is computed but not applied: its outputs, and its changes of state."""
+    """A computed step that is not applied yet: its outputs and its changes of state."""
 
     since: int
-    """The value of ``since`` after the step."""
+    """The value that ``since`` will have after the step."""
     outputs: dict[str, pa.Table] = field(default_factory=dict)
     changes: dict[str, list[ArrangementChange]] = field(default_factory=dict)
-    """By input, the changes of its rows."""
+    """For each input, the changes of its stored rows."""
     kept: dict[Collection, list[Any]] = field(default_factory=dict)
-    """By operator with state, the changes for `RunningOperator.apply`."""
+    """For each operator with state, the changes to pass to `RunningOperator.apply`."""
     counts: dict[str, Ints] = field(default_factory=dict)
-    """By input, int64[8]: events by verdict."""
+    """For each input, an int64 array of length 8 with the number of events for each verdict."""
     expiry: dict[str, ExpiryChange] = field(default_factory=dict)
-    """By input with expiry, the changes of its expiring keys."""
+    """For each input whose keys expire, the changes to the times at which keys expire."""
     listed: dict[str, list[pa.Table]] = field(default_factory=dict)
-    """By input, verdict rows, if they are requested."""
+    """For each input, its verdict rows, if they were requested."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that the changes will add to the state."""
+        """The memory in bytes that the changes will add to the state."""
         every = [change for changes in (*self.changes.values(), *self.kept.values()) for change in changes]
         return sum(change.nbytes for change in every)
 
 
 class Graph:
-    """The operators of an opened plan, with their state.
+    """The operators of an opened plan, and their state.
 
     ``plan``: the plan. ``secret``: the secret of identities. ``winners``: whether verdict rows will be requested.
     ``threads``: the threads that share the work. ``running``: the operators, by collection.
@@ -106,12 +113,12 @@ class Graph:
         self.plan, self.secret, self.winners = plan, secret, winners or bool(plan.side_outputs())
         self.inputs = {name: open_input(each.bound, secret, threads) for name, each in plan.inputs.items()}
         self.forgets = any(each.expiring is not None for each in self.inputs.values())
-        """Whether keys of an input expire."""
+        """Whether any input has keys that expire."""
         self.needed, self.time_type = find_read_columns(plan), plan.time_type
         self.names: dict[Collection, str] = {each: name for name, each in plan.inputs.items()}
         self.running: dict[Collection, RunningOperator] = {}
         self.opened: dict[Collection, ReadableNode] = {each: self.inputs[each.name] for each in plan.inputs.values()}
-        """All inputs and operators, by collection."""
+        """The opened input or operator of each collection."""
         for node in plan.nodes:
             if node in self.needed and node.inputs:
                 wanted, inputs = frozenset(self.needed[node].names), tuple(self.opened[of] for of in node.inputs)
@@ -120,25 +127,29 @@ class Graph:
         self.keeping = {node: each for node, each in self.running.items() if node.keeps}
         """The operators that hold state."""
         self.nodes = [node for node in plan.nodes if node in self.needed]
-        """The collections that a step computes, each after its inputs."""
+        """The collections that a step computes. Each collection comes after its inputs."""
         self.exchange = {node for node in self.nodes if _needs_exchange(node)}
-        """The operators that need all pieces of a step together."""
+        """The collections whose operators need all pieces of a step together."""
         self.whole = {each for node in self.exchange for each in node.inputs} | set(plan.outputs.values())
-        """The collections whose pieces are kept until all have arrived."""
+        """The collections whose pieces are collected until all pieces have been computed."""
         self.exchanged = {node: node.exchange() for node in self.exchange}
-        """The columns of each input whose equal rows must be in one piece. None for an input
-        that does not need this.
+        """For each collection in `exchange`, the columns from its `exchange()`.
+
+        Rows with equal values in these columns must be in one piece.
         """
         self.spent: dict[Collection, int] = {}
-        """Nanoseconds spent on each collection and on its outputs."""
+        """For each collection, the nanoseconds spent on computing the collection and its outputs."""
         self.shown = {node: node.updates_schema(self.time_type) for node in plan.outputs.values()}
-        """The columns of the output tables."""
+        """The schema of each output table."""
         self._readers: list[Graph] = []
-        """Idle graphs of the same plan for readers, because the scratch memory of operators belongs to one thread."""
+        """Idle graphs of the same plan.
+
+        Each reader needs its own graph, because a graph's scratch memory is for one thread.
+        """
         self._ways: dict[tuple[Collection, frozenset[str]], Names | None] = {}
 
     def _name_stateful_nodes(self) -> dict[str, ReadableNode]:
-        """List the inputs and operators that hold state, by a readable name."""
+        """Return the inputs and operators that hold state, as a mapping from readable names."""
         out: dict[str, ReadableNode] = {name: each for name, each in self.inputs.items() if each.bound.has_stored_rows}
         seen: dict[str, int] = {}
         for node, each in self.keeping.items():
@@ -148,21 +159,21 @@ class Graph:
 
     @property
     def arrangements(self) -> dict[str, Arrangement]:
-        """All arrangements, by a readable name."""
+        """All arrangements, as a mapping from readable names."""
         return {name: arranged for name, each in self._name_stateful_nodes().items() for arranged in each.arrangements}
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that the state takes."""
+        """The memory in bytes that the state takes."""
         return sum(each.nbytes for each in self.opened.values())
 
     def add_expiry_deletes(
         self, released: Mapping[str, ReleasedEvents], time: int, most: int | None
     ) -> dict[str, ReleasedEvents]:
-        """Add a delete event for each key that expires at ``time`` to the events released then.
+        """Add a delete event to the released events for each key that expires at ``time``.
 
-        ``most``: the greatest number of deletions in a piece, None without a limit. O(events of inputs with expiring
-        keys).
+        ``most``: the greatest number of events in a piece; None without a limit. O(events of the inputs whose keys
+        expire).
         """
         out = dict(released)
         for name, input in self.inputs.items():
@@ -187,13 +198,14 @@ class Graph:
             each.apply(computed.kept.get(node, ()), upper, computed.since)
 
     def rebuild_state(self, node: Collection, last: int, upper: int, since: int) -> None:
-        """Rebuild the state of an operator that has no file from the rows of its inputs. O(rows of the inputs).
+        """Rebuild the state of an operator from the rows of its inputs, because no file contains this state.
 
-        ``last``: the last closed time. Raises the errors of operators if a new part of the plan cannot be computed.
+        O(rows of the inputs). ``last``: the last closed time. Raises the errors of operators if the rows of a new
+        operator cannot be computed.
         """
         if lost := [name for name in self.list_stateless_inputs(*node.inputs) if not self.inputs[name].unfed]:
             raise self.make_missing_state_error(f"{node.verb}({', '.join(node.schema.names)})", lost)
-        # A state with rows has had events.
+        # If a state has rows, its inputs must have had events.
         some = Updates(pa.table({}), narrow_ints(0), ints(1), ints(last))
         inputs = [some if node.of_events else self.accumulate_rows(of)._replace(times=ints(last)) for of in node.inputs]
         running = self.running[node]
@@ -201,7 +213,7 @@ class Graph:
         running.apply([] if change is None else [change], upper, since)
 
     def list_stateless_inputs(self, *nodes: Collection) -> list[str]:
-        """List the inputs without stored rows that a read of some collections would need. O(nodes)."""
+        """List the inputs that a read of the collections would need, but whose rows are not stored. O(nodes)."""
         seen = self._list_nodes_to_read(nodes)
         return [
             name
@@ -210,7 +222,10 @@ class Graph:
         ]
 
     def read_new_outputs(self, names: Sequence[str], time: int) -> dict[str, pa.Table]:
-        """Read all rows of new outputs as their tables, by name, stamped ``time``. O(rows). Raises `PlanChanged`."""
+        """Read all existing rows of new outputs, as output tables with the time ``time``. O(rows).
+
+        Raises `PlanChanged`.
+        """
         for name in names:
             if lost := [
                 each for each in self.list_stateless_inputs(self.plan.outputs[name]) if not self.inputs[each].unfed
@@ -219,29 +234,35 @@ class Graph:
         return {name: self.read_output(self.plan.outputs[name], time) for name in names}
 
     def _list_nodes_to_read(self, nodes: Iterable[Collection]) -> list[Collection]:
-        """List the collections whose rows some collections are read from, each after its inputs."""
+        """List the collections that must be computed or taken from state in order to read ``nodes``.
+
+        Each collection comes after its inputs.
+        """
         found = walk_inputs(nodes, lambda node: () if self.opened[node].arrangements else node.inputs)
         return [node for node in self.plan.nodes if node in found]
 
     @staticmethod
     def make_missing_state_error(what: str, lost: Sequence[str]) -> PlanChanged:
-        """Make the error for a new part of the plan that needs rows of inputs without state."""
+        """Make the error for a new part of the plan that needs rows of an input, although this input stores none."""
         return PlanChanged(
             f"open a state with the new {what}",
             f"it is made of the inputs {list(lost)}, whose rows are not kept",
             ErrorText(
-                *("make a new state of the log with ", CommandFix("migrate")),
-                *("; with ", Option("keep", True), " this will not happen again"),
+                *("create a new state from the log with ", CommandFix("migrate")),
+                *("; with ", Option("keep", True), " the rows are kept"),
             ),
         )
 
     def freeze_state(self) -> Held:
-        """Return the current state, by collection, for `open_read_graph`. O(runs). No step may be running."""
+        """Return the current state of each collection, to pass to `open_read_graph`. O(runs).
+
+        The caller must ensure that no step is running.
+        """
         return {node: tuple(a.freeze() for a in each.arrangements) for node, each in self.opened.items()}
 
     @contextmanager
     def open_read_graph(self, held: Held) -> Iterator[Graph]:
-        """Yield a graph that reads the frozen rows on any thread, while this graph takes steps."""
+        """Yield a graph that reads the frozen state ``held`` on any thread, while this graph computes steps."""
         try:
             graph = self._readers.pop()
         except IndexError:
@@ -256,10 +277,10 @@ class Graph:
             self._readers.append(graph)
 
     def find_rows(self, node: Collection, given: Mapping[str, pa.Array], as_of: int | None) -> Updates | None:
-        """Look up the rows of a collection that have some values; return None if a look-up is not possible.
+        """Look up the rows of a collection whose columns equal the values in ``given``.
 
-        ``given``: one value by column. No step may be running. O(rows found) at the last time, O(runs log rows) at
-        another.
+        Return None if the plan allows no look-up by these columns. ``given``: one value for each column. No step may be
+        running. O(found rows) for the last closed time, O(runs log rows) for an earlier time.
         """
         key = node, frozenset(given)
         if key not in self._ways:
@@ -274,7 +295,7 @@ class Graph:
                     asked = {name: told[name] for name in own.keys.names}
                     exact = exact and {*asked.values()} == given.keys()
                     values = _cast_columns({name: given[here] for name, here in asked.items()}, each.schema)
-                    # An identity of one word cannot encode a null.
+                    # An identity with a width of one word cannot encode a null.
                     lost = values is None or (not own.keys.wide and values[0].null_count)
                     done[each] = _concat_updates(
                         () if lost or values is None else own.find_group(values, as_of), each.schema
@@ -288,7 +309,10 @@ class Graph:
         )
 
     def _find_lookup_collections(self, node: Collection, names: Iterable[str]) -> Names | None:
-        """Find the collections to look up by some columns, with the names in each; None if look-ups do not suffice."""
+        """Find the collections to look up, and the names of the known columns in each.
+
+        Return None if look-ups cannot find all rows.
+        """
         nodes = self._list_nodes_to_read([node])
         kept = [each for each in nodes if self.opened[each].arrangements]
         told = trace_columns(nodes, {name: name for name in names}, kept)
@@ -301,19 +325,22 @@ class Graph:
         return compute_with_net_retry(read, [done[of] for of in node.inputs], self.secret)
 
     def read_collection(self, node: Collection, as_of: int | None) -> pa.Table:
-        """Read a collection as of a time, by default the last: its rows and ``_diff``, consolidated.
+        """Read the consolidated rows of a collection, with the column ``_diff``, as of a time.
 
-        O(rows of the inputs it needs).
+        If ``as_of`` is None, read at the last time. O(rows of all inputs of the plan that the collection depends on).
         """
         return consolidate(self.accumulate_rows(node, as_of), self.secret).to_table(node.schema, None)
 
     def read_output(self, node: Collection, time: int, as_of: int | None = None) -> pa.Table:
-        """Read all rows of an output as of a time, by default the last, as its table, stamped ``time``. O(rows)."""
+        """Read all rows of an output as an output table whose rows have the time ``time``. O(rows).
+
+        ``as_of``: the time to read; by default the last time.
+        """
         made = self.accumulate_rows(node, as_of)._replace(times=ints(time))
         return self.opened[node].to_output_table(made, self.secret, node.schema, self.time_type)
 
     def accumulate_rows(self, node: Collection, as_of: int | None = None) -> Updates:
-        """Return the rows of a collection as of a time, by default the last, not consolidated.
+        """Return the rows of a collection as of a time (by default the last time), without consolidating them.
 
         O(rows of the inputs).
         """
@@ -322,9 +349,11 @@ class Graph:
     def accumulate_collections(
         self, nodes: Iterable[Collection], as_of: int | None = None, keep: Keep | None = None
     ) -> dict[Collection, Updates]:
-        """Return the rows of some collections and of those below them, as of a time. O(rows of the inputs).
+        """Return the rows of ``nodes`` and of all collections they depend on, as of a time.
 
-        ``keep``: filters each piece of a collection's rows, so that memory never holds all rows.
+        O(rows of the inputs).
+
+        ``keep``: the function that filters each piece of a collection's rows, so that memory never holds all rows.
         """
         done: dict[Collection, Updates] = {}
         keeps = keep or (lambda _, rows: rows)
@@ -341,7 +370,7 @@ class Graph:
 
 
 def _concat_updates(pieces: Iterable[Updates], schema: pa.Schema) -> Updates:
-    """Combine pieces into one, with the columns of ``schema``. O(rows)."""
+    """Combine several pieces into one piece with the columns of ``schema``. O(rows)."""
     every = list(pieces) or [as_updates(empty_table(schema))]
     if len(every) == 1 and every[0].rows.schema.names == schema.names:
         return every[0]
@@ -350,15 +379,19 @@ def _concat_updates(pieces: Iterable[Updates], schema: pa.Schema) -> Updates:
 
 
 def select_matching_updates(updates: Updates, given: pa.Table, names: Mapping[str, str], alike: RowMatcher) -> Updates:
-    """Select the updates with the values of a row. ``names``: its columns, as the updates name them. O(n)."""
+    """Select the updates that match the row ``given``. ``names``: maps columns of the updates to columns of ``given``.
+
+    O(n).
+    """
     return updates.take(np.flatnonzero(alike.mark_matches(updates.rows.select([*names]), given, names)))
 
 
 def trace_columns(nodes: Sequence[Collection], asked: Mapping[str, str], kept: Container[Collection] = ()) -> Names:
-    """Map each collection to its columns whose values follow from the given columns of the last collection.
+    """For each collection, find the columns whose values are known because columns of the last collection are known.
 
-    ``nodes``: the last collection and all that it depends on, each after its inputs. ``kept``: the collections that are
-    read, not computed. Only rows with these values matter, see `Collection.find_pushdown_columns`. O(nodes * columns).
+    ``nodes``: the last collection and all collections that it depends on, each after its inputs. ``asked``: the known
+    columns. ``kept``: the collections that are read, not computed. Only rows with these values are needed; see
+    `Collection.find_pushdown_columns`. O(nodes * columns).
     """
     told: Names = {nodes[-1]: dict(asked)}
     for node in reversed(nodes):
@@ -370,7 +403,7 @@ def trace_columns(nodes: Sequence[Collection], asked: Mapping[str, str], kept: C
 
 
 def _cast_columns(given: Mapping[str, pa.Array], schema: pa.Schema) -> list[pa.Array] | None:
-    """Cast values to the types of columns; return None if a column cannot hold its value."""
+    """Cast values to the types of their columns. Return None if a value does not fit its column."""
     try:
         kinds = [schema.field(name).type for name in given]
         return [
@@ -381,7 +414,10 @@ def _cast_columns(given: Mapping[str, pa.Array], schema: pa.Schema) -> list[pa.A
 
 
 def find_read_columns(plan: Plan) -> dict[Collection, pa.Schema]:
-    """Find, for each node below an output, the columns that are read; at least one, to carry the rows."""
+    """For each node, find the columns that outputs need, directly or through other nodes.
+
+    A node keeps at least one column, because the column carries the number of rows.
+    """
     read: dict[Collection, set[str]] = {node: set(node.schema.names) for node in plan.outputs.values()}
     for node in reversed(plan.nodes):
         if node in read:
@@ -394,5 +430,5 @@ def find_read_columns(plan: Plan) -> dict[Collection, pa.Schema]:
 
 
 def _needs_exchange(node: Collection) -> bool:
-    """Whether a node has several inputs, or needs equal rows of all pieces together."""
+    """Return whether a node has several inputs, or must get equal rows of all pieces together."""
     return len(node.inputs) > 1 or any(by is not None for by in node.exchange())

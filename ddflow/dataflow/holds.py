@@ -1,9 +1,11 @@
-"""Keep history for readers: the times that they hold, and the recent steps for them.
+"""Track the times that readers need, so that history stays readable, and keep recent steps for readers.
 
-`HistoryHolds.find_least_time` is the least time of all holds that are not released. `RecentSteps` keeps the last steps
-without a gap, until all readers have read them or they exceed `MOST` bytes. Older changes come from history.
+`HistoryHolds.find_least_time` returns the least time of all holds that are not released. `RecentSteps` keeps the last
+steps, without a gap, until all readers have read them or the steps exceed `MOST` bytes. A reader that needs older
+changes reads them from history.
 
-Guarantees: both are safe to use from any thread. A release takes no lock, because a finalizer may run at any point.
+Guarantees: both classes are safe to use from any thread. `release_hold` takes no lock, because a finalizer may call it
+at any point.
 
 >>> holds = HistoryHolds()
 >>> first, second = holds.add_hold(3), holds.add_hold(5)
@@ -27,11 +29,14 @@ from ddflow.errors import ErrorText, Option, TimeWentBack
 from ddflow.time import CLOSED, INT64, format_time
 
 MOST: Final = 1 << 26
-"""The most bytes of updates in steps that wait for readers. A reader that falls further behind reads history."""
+"""The maximum bytes of updates in kept steps. If a reader falls further behind, it reads history."""
 
 
 class HistoryHold:
-    """One claim on history: ``time`` and all later times must stay readable. `HistoryHolds` creates and changes it."""
+    """A claim that a reader makes: all reads at ``time`` and later must stay possible.
+
+    `HistoryHolds` creates and changes it.
+    """
 
     __slots__ = ("number", "time")
 
@@ -40,14 +45,17 @@ class HistoryHold:
 
     @property
     def sort_key(self) -> tuple[int, int]:
-        """The position among other holds; the number distinguishes holds of one time."""
+        """The position of the hold in the order of all holds.
+
+        The number distinguishes holds that have the same time.
+        """
         return self.time, self.number
 
 
 class HistoryHolds:
-    """The registry of the times that an engine's readers hold. ``len`` is the number of holds.
+    """The registry of the times that an engine's readers hold. ``len(holds)`` is the number of holds.
 
-    Safe to use from any thread.
+    All methods are safe to use from any thread.
     """
 
     def __init__(self) -> None:
@@ -56,16 +64,16 @@ class HistoryHolds:
         self._lock, self._numbers = threading.Lock(), itertools.count()
 
     def add_hold(self, time: int) -> HistoryHold:
-        """Add a hold of ``time``. O(log n) expected."""
+        """Add a hold at ``time``. O(log n) expected."""
         hold = HistoryHold(time, next(self._numbers))
         with self._lock:
             self._held.add(hold.sort_key)
         return hold
 
     def advance_hold(self, hold: HistoryHold, to: int) -> None:
-        """Release the times before ``to``. A released hold stays released.
+        """Move a hold to the later time ``to``. A hold that was released stays released.
 
-        O(log n) expected. Raises `TimeWentBack` for a time before the hold's.
+        O(log n) expected. Raises `TimeWentBack` if ``to`` is before the time of the hold.
         """
         with self._lock:
             if to < hold.time:
@@ -79,14 +87,14 @@ class HistoryHolds:
     def release_hold(self, hold: HistoryHold) -> None:
         """Release a hold. A second call does nothing. O(1).
 
-        It takes no lock, so a finalizer may call it at any point.
+        The method takes no lock, so a finalizer may call it at any point.
         """
         self._left.append(hold)
 
     def find_least_time(self) -> int:
-        """Return the least held time, or `CLOSED` without holds.
+        """Return the least held time, or `CLOSED` if there are no holds.
 
-        O(log n) for each hold released since the last call.
+        O(log n) for each hold that was released since the last call.
         """
         with self._lock:
             if self._left:
@@ -99,7 +107,7 @@ class HistoryHolds:
             return len(self._held)
 
     def _drop_ended_holds(self) -> None:
-        """Remove the released holds. The caller has the lock."""
+        """Remove the released holds from the registry. The caller must hold the lock."""
         while self._left:
             self._held.discard(self._left.popleft().sort_key)
 
@@ -107,17 +115,17 @@ class HistoryHolds:
         """Assert the invariants."""
         with self._lock:
             self._drop_ended_holds()
-            # Holds ascend, so the first is the least, and no hold occurs twice.
+            # Holds are sorted, so the first hold has the least time. No hold occurs twice.
             assert list(self._held) == sorted(self._held)
             assert len({number for _, number in self._held}) == len(self._held)
 
 
 class RecentSteps:
-    """The last steps of an engine that has readers.
+    """The most recent steps of an engine that has readers.
 
-    ``nbytes``: the bytes of their updates. ``ended``: whether no more steps will come.
+    ``nbytes``: the bytes of the updates in these steps. ``ended``: whether no more steps will arrive.
 
-    Safe to use from any thread.
+    All methods are safe to use from any thread.
     """
 
     def __init__(self) -> None:
@@ -126,7 +134,7 @@ class RecentSteps:
         self._lock, self._wakers = threading.Lock(), set[Callable[[], object]]()
 
     def add(self, before: int, last: int, step: Step, least: int) -> None:
-        """Add a step that closed the times after ``before`` up to ``last``, and wake all waiting readers.
+        """Add a step that closed the times after ``before`` up to and including ``last``, and wake all waiting readers.
 
         ``least``: the least time that a reader holds. O(outputs).
         """
@@ -139,25 +147,34 @@ class RecentSteps:
             self._wake_readers()
 
     def count_waiting_bytes(self, least: int) -> int:
-        """Return the bytes of updates that wait for readers. ``least``: the readers' least time. O(steps dropped)."""
+        """Return the bytes of updates that at least one reader has not read yet.
+
+        ``least``: the least time of all readers.
+
+        O(steps dropped).
+        """
         with self._lock:
             self._drop_passed_steps(least)
             return self.nbytes
 
     def _drop_passed_steps(self, least: int) -> None:
-        """Drop the steps that all readers have read, and the oldest beyond `MOST` bytes."""
+        """Drop the steps that all readers have read.
+
+        If the kept steps still have more than `MOST` bytes, the oldest of them are dropped, even if a reader needs
+        them.
+        """
         while self._steps and (self._steps[0][1] <= least or self.nbytes > MOST):
             self.nbytes -= self._steps.popleft()[3]
 
     def mark_ended(self) -> None:
-        """Note that the last step has come, and wake all waiting readers."""
+        """Record that no more steps will arrive, and wake all waiting readers."""
         with self._lock:
             self.ended = True
             self._wake_readers()
 
     @contextmanager
     def call_on_each_step(self, wake: Callable[[], object]) -> Iterator[None]:
-        """Call ``wake`` on the writer's thread at each step until the block ends."""
+        """Call ``wake`` on the writer's thread after each step, until the block ends."""
         with self._lock:
             self._wakers.add(wake)
         try:
@@ -171,20 +188,31 @@ class RecentSteps:
             wake()
 
     def find_step_after(self, time: int) -> tuple[int, Step] | None:
-        """Return the first step after a time, with its last time; None if it is not kept. O(steps kept)."""
+        """Return the step that follows a time, with the last time of this step. Return None if the step is not kept.
+
+        O(steps kept).
+        """
         with self._lock:
             return next(((last, step) for before, last, step, _ in self._steps if before <= time < last), None)
 
     def find_resume_time(self, time: int) -> int | None:
-        """Return the earliest time after ``time`` with all later steps kept; None if there is none. O(steps kept)."""
+        """Return the earliest time after ``time`` from which all steps are kept.
+
+        Return None if no kept step begins later.
+
+        O(steps kept).
+        """
         with self._lock:
             return next((before for before, _, _, _ in self._steps if before > time), None)
 
 
 def make_went_back_error(to: int, at: int, kind: pa.DataType = INT64) -> TimeWentBack:
-    """Make the error for a reader that is asked to go back in time. ``kind``: the type of times."""
+    """Make the error for a reader that cannot advance to a time because the reader is already at a later time.
+
+    ``kind``: the type of times.
+    """
     return TimeWentBack(
         f"advance a reader to {format_time(to, kind)}",
         f"it is already at {format_time(at, kind)}",
-        ErrorText("times may not go back; open another reader with ", Option("at")),
+        ErrorText("a reader cannot go back; open another reader with ", Option("at")),
     )

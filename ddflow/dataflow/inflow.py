@@ -1,9 +1,9 @@
-"""Take in the rows of one call: map them to inputs, admit them, and queue their events.
+"""Ingest the rows of one call: map the rows to inputs, admit them, and queue their events.
 
-`IngestedRows` holds the admitted events of one input. With a budget, the input is a stream that is never in memory as a
-whole: rows are admitted and numbered while more arrive, and large inputs are spilled meanwhile.
-Guarantees: either all rows of all inputs are taken in, or an error names the cause and nothing changes. Batchers change
-in copies, which the engine adopts when the call can no longer fail.
+`IngestedRows` holds the admitted events of one input. With a budget, a large input is never completely in memory. Rows
+are admitted and numbered as they arrive, and events can be spilled before the last row arrives. Guarantees: either all
+rows of all inputs are ingested, or an error names the cause and nothing changes. Ingesting changes only copies of
+batchers. When the call can no longer fail, the engine replaces the batchers by the changed copies.
 
 >>> import pyarrow as pa, ddflow as dd
 >>> admission = InputValidator(dd.Flow().upserts("v", {"v": pa.int64()}, dd.Upsert(key="v")).bound)
@@ -38,34 +38,37 @@ from ddflow.terminal import format_size
 from ddflow.time import CLOSED, NEVER
 
 PIECE = 1 << 16
-"""The number of keys that are gathered together."""
+"""The number of keys in one batch of delete events."""
 
 
 @dataclass
 class IngestedRows:
-    """The rows of one input in one call."""
+    """The rows of one input in one call, and the results of ingesting these rows."""
 
     admission: InputValidator
     batcher: Batcher | None
-    """The pending events with the admitted ones. None in epoch mode in memory, which has no pending events."""
+    """The earlier pending events together with the events that this call admitted.
+
+    None in epoch mode in memory, which has no pending events.
+    """
     read: DecodeProgress
-    """The messages that were decoded."""
+    """The progress of the call through the messages of the input."""
     frontier: int
     time: int | None
-    """The time of the step, in epoch mode."""
+    """The time of the step in epoch mode, else None."""
     budget: MemoryBudget
     chunks: list[Events] = field(default_factory=list)
-    """The admitted events, if there is no batcher."""
+    """The admitted events, used only if there is no batcher."""
     rows: int = 0
-    """The number of rows so far, with refused rows."""
+    """The number of rows read so far, including refused rows."""
     counts: dict[str, int] = field(default_factory=dict)
-    """The numbers of refused rows, by verdict."""
+    """The number of refused rows for each verdict."""
     greatest: int = NEVER
-    """The greatest time among the admitted events, or NEVER."""
+    """The greatest time of the admitted events, or NEVER if no event was admitted."""
     listed: list[pa.Table] | None = None
-    """Verdict rows, if they are requested."""
+    """Tables of verdict rows, if verdict rows were requested."""
     bad: list[pa.Array] = field(default_factory=list)
-    """The marks of unreadable messages."""
+    """For unreadable messages, the values of the mark column. The ``.bad`` side output shows these values."""
 
     def ingest_rows(self, given: Any, looks: Sequence[Look] = (), where: Where | None = None) -> None:
         """Admit rows and enqueue their events. Raises the errors of `InputValidator.validate_rows` and `enqueue`."""
@@ -85,7 +88,10 @@ class IngestedRows:
             self.listed.append(build_refused_verdicts(self.admission.bound, refused or none))
 
     def enqueue(self, events: Events) -> None:
-        """Add events, and spill them to files if they are many. Raises `SpillFull`, `SpillFailed`."""
+        """Add events. If the pending events exceed their share of the budget, spill pending events to files.
+
+        Raises `SpillFull`, `SpillFailed`.
+        """
         budget = self.budget
         if self.batcher is not None:
             self.batcher = self.batcher.copy_with_events(events)
@@ -96,15 +102,15 @@ class IngestedRows:
 
     @property
     def event_chunks(self) -> Iterable[Events]:
-        """All events, in chunks."""
+        """All events, split into chunks."""
         return self.chunks if self.batcher is None else self.batcher.peek_in_chunks(CLOSED)[1]
 
 
 def build_truncate_deletes(upsert: RunningUpsert, inflow: IngestedRows, cut: Truncate) -> Iterator[pa.RecordBatch]:
-    """Make a delete event for each key that a truncate removes. O(keys held + earlier events).
+    """Make batches with a delete event for each key that a truncate removes. O(held keys + earlier events of the call).
 
-    ``inflow``: the earlier rows of the call. Raises `WrongMode` in hold-back mode, `BadMessage` if the truncate lacks
-    an order that events have.
+    ``inflow``: the earlier rows of the call. Raises `WrongMode` in hold-back mode. Raises `BadMessage` if the truncate
+    message lacks a column by which events are ordered.
 
     >>> import pyarrow as pa, ddflow as dd
     >>> flow = dd.Flow()
@@ -121,13 +127,15 @@ def build_truncate_deletes(upsert: RunningUpsert, inflow: IngestedRows, cut: Tru
     bound = upsert.bound
     asked = f"messages for {bound.name!r}"
     if bound.spec.holds_back:
-        found = f"{cut.place}: it is a truncate, and the flow is in hold-back mode"
+        found = f"{cut.place}: it is a truncate, but the flow is in hold-back mode"
         raise WrongMode(
-            asked, found, ErrorText("a truncate has no time of an event: leave ", Option("time"), " out of the spec")
+            asked, found, ErrorText("omit ", Option("time"), " in the spec, because a truncate has no event time")
         )
     if lost := [name for name in bound.spec.order_by if name not in cut.order]:
-        found = f"{cut.place}: it is a truncate, and says nothing of the order by {lost}"
-        raise BadMessage(asked, found, ErrorText("leave ", Option("order_by"), " to the format; nothing was taken in"))
+        found = f"{cut.place}: it is a truncate, but it has no order by {lost}"
+        raise BadMessage(
+            asked, found, ErrorText("omit ", Option("order_by"), ", so that the format sets it; nothing was ingested")
+        )
     keys = bound.key_schema
     for high, _, references in walk_live_keys(upsert.output_arrangement):
         for begin in range(0, high.size, PIECE):
@@ -157,10 +165,12 @@ def _build_zero_indices(n: int) -> pa.Array:
 
 
 def map_rows_to_inputs(inputs: Any, known: Mapping[str, InputValidator]) -> Mapping[str, Any]:
-    """Map a call's rows to inputs. ``inputs`` is such a mapping, or only rows if there is one input.
+    """Map a call's rows to inputs.
 
-    A mapping is taken as rows, a dict of lists, if it has a column of the only input and is not just the name of that
-    input. O(inputs and their columns). Raises `NotArrow` or `SchemaMismatch` if the input of the rows is not clear.
+    ``inputs``: a mapping from input names to rows, or only the rows if there is one input. If the flow has only one
+    input, a dict whose keys are columns of this input is taken as rows of the input. The dict has a list of values for
+    each column. O(number of inputs and of their columns). Raises `NotArrow` or `SchemaMismatch` if it is unclear which
+    input the rows belong to.
     """
     if isinstance(inputs, Mapping):
         if inputs.keys() <= known.keys():
@@ -173,7 +183,7 @@ def map_rows_to_inputs(inputs: Any, known: Mapping[str, InputValidator]) -> Mapp
         raise NotArrow(
             f"inputs from {type(inputs).__name__}",
             "it does not say which rows are for which input",
-            f"give {{name: rows}}; the inputs are {list(known)}",
+            f"pass {{name: rows}}; the inputs are {list(known)}",
         )
     return {next(iter(known)): inputs}
 
@@ -181,16 +191,16 @@ def map_rows_to_inputs(inputs: Any, known: Mapping[str, InputValidator]) -> Mapp
 def group_full_contents_by_input(
     call: str, name: Any, rows: Any, known: Mapping[str, InputValidator]
 ) -> Mapping[str, Any]:
-    """Map the rows of a full-contents call to inputs. If ``rows`` is None, ``name`` has the rows.
+    """Map the rows of a `replace` or `restate` call to inputs. If ``rows`` is None, ``name`` contains the rows.
 
-    Raises `NotArrow` or `SchemaMismatch` if either is missing.
+    Raises `NotArrow` or `SchemaMismatch` if the call names no known input or has no rows.
     """
     if rows is None and not (isinstance(name, str) and name in known):
         if not (named := map_rows_to_inputs(name, known)):
-            raise NotArrow(call, "there are rows for no input", f"write {call}({{name: rows}}, ...)")
+            raise NotArrow(call, "there are no rows for any input", f"write {call}({{name: rows}}, ...)")
         return named
     if rows is None or not isinstance(name, str):
-        found = "no rows are given" if rows is None else f"a {type(name).__name__} is no name of an input"
+        found = "there are no rows" if rows is None else f"a {type(name).__name__} is not the name of an input"
         raise NotArrow(
             call,
             found,
@@ -202,14 +212,17 @@ def group_full_contents_by_input(
 
 
 def make_unknown_input_error(name: Any, known: Iterable[str]) -> SchemaMismatch:
-    """Make the error for an unknown input."""
-    return SchemaMismatch(f"rows for {name!r}", "there is no such input", did_you_mean(name, known), input=name)
+    """Make the error for an input name that does not exist."""
+    return SchemaMismatch(
+        f"rows for {name!r}", "there is no such input", did_you_mean(name, known, "inputs"), input=name
+    )
 
 
 def compute_lateness_frontier(admissions: Mapping[str, InputValidator], inflows: Mapping[str, IngestedRows]) -> int:
-    """Return the frontier that ``lateness=`` allows.
+    """Return the frontier that follows from the option ``lateness=`` of the inputs.
 
-    It is the least, over the inputs, of the greatest time seen minus the lateness; `NEVER` if an input has no lateness.
+    Each input has a limit: the greatest time of its events so far, minus its lateness. The frontier is the smallest
+    limit of all inputs, or `NEVER` if any input has no lateness.
     """
     to = CLOSED
     for name, admission in admissions.items():
@@ -221,9 +234,11 @@ def compute_lateness_frontier(admissions: Mapping[str, InputValidator], inflows:
 
 
 def split_rows(given: Any, admission: InputValidator, most: int) -> Iterator[pa.Table]:
-    """Split an input's rows into tables of at most ``most`` bytes. Yield at least one, so that its columns are checked.
+    """Split an input's rows into tables of at most ``most`` bytes.
 
-    A reader is read lazily. Raises the errors of `to_arrow_rows`, and `BudgetExceeded` for a row that is larger.
+    The function yields at least one table, even for no rows, so that the columns are always checked. A
+    `RecordBatchReader` is read batch by batch. Raises the errors of `to_arrow_rows`. Raises `BudgetExceeded` if a row
+    has more than ``most`` bytes.
     """
     what, schema = admission.what, admission.given
     given = to_arrow_rows(given, what, schema, admission.bound.guessed)
@@ -248,9 +263,9 @@ def _split_table(table: pa.Table, what: str, most: int) -> Iterator[pa.Table]:
         yield table
         return
     if table.num_rows == 1:
-        found = f"one row takes {format_size(size)}, the budget leaves {format_size(most)} for a row"
+        found = f"one row takes {format_size(size)}, but the budget leaves {format_size(most)} for a row"
         raise BudgetExceeded(
-            f"rows for {what}", found, ErrorText("give a larger ", Option("memory"), "; nothing was taken in")
+            f"rows for {what}", found, ErrorText("pass a larger ", Option("memory"), "; nothing was ingested")
         )
     rows = max(min(table.num_rows * most // size, table.num_rows // 2), 1)
     for begin in range(0, table.num_rows, rows):
@@ -258,6 +273,6 @@ def _split_table(table: pa.Table, what: str, most: int) -> Iterator[pa.Table]:
 
 
 def add_to_counts(counts: dict[str, int], more: Mapping[str, int]) -> None:
-    """Add some counts to others."""
+    """Add each count of ``more`` to the count of the same name in ``counts``."""
     for name, n in more.items():
         counts[name] = counts.get(name, 0) + n

@@ -1,9 +1,10 @@
 """Keep the runs of a batcher: pending events in the order of their times, in memory or in files.
 
-A run never changes. Taking its first events makes another run over the same columns. A spilled run has the columns of a
-mapped file, which is unlinked when no run refers to it. A slice of the caller's batch keeps all of that batch in
-memory, so runs are copied if they waste more than half of their memory (`PendingRun.is_wasting_memory`).
-`split_events_by_time` cuts runs by time without joining them, and `PendingRuns` keeps their number small.
+A run is never modified. When the first events of a run are released, a new run with the remaining events replaces it.
+Both runs share their columns. A spilled run uses the columns of a mapped file. The file is unlinked when no run refers
+to it. A slice of the caller's batch keeps the complete batch in memory. So a run is copied if it wastes more than half
+of its memory (`PendingRun.is_wasting_memory`). `split_events_by_time` cuts runs by time without joining them, and
+`PendingRuns` keeps the number of runs small.
 
 >>> import numpy as np, pyarrow as pa
 >>> times = np.array([3, 5, 5])
@@ -27,15 +28,15 @@ from ddflow.operators.upsert.events import Events, merge_events
 from ddflow.storage.files.batch_store import BatchStore, StoredBatch, StoredBlob
 
 SMALL: Final = 1 << 16
-"""The size in bytes up to which neither an exact count nor a copy pays off."""
+"""For runs of at most this number of bytes, computing an exact size or copying to save memory costs too much."""
 
 
 class PendingRun:
-    """A run of pending events: [begin, n) of ``events``, with ``begin`` < n.
+    """A run of pending events. The positions [begin, n) of ``events`` are pending, with ``begin`` < n.
 
-    ``bytes_resident``: its bytes of memory, 0 if spilled. ``file``: its spill file. ``final``: whether later merges
-    leave it out. ``least``, ``greatest``: the times of the first and the last pending event. ``stored``: the file to
-    which a commit wrote all ``events``.
+    ``bytes_resident``: the bytes of memory of the run, 0 if spilled. ``file``: its spill file, or None. ``final``:
+    whether later merges skip the run. ``least``, ``greatest``: the times of the first and the last pending event.
+    ``stored``: the file to which a commit wrote all ``events``.
     """
 
     __slots__ = ("begin", "bytes_resident", "events", "file", "final", "greatest", "least", "stored")
@@ -56,22 +57,22 @@ class PendingRun:
     @classmethod
     def from_events(cls, events: Events, final: bool = False) -> PendingRun:
         """Make a run of one or more events in memory, without a copy. O(columns)."""
-        # Count exactly only if the buffers are large: then the events may be a few rows of a large batch.
+        # If the buffers are large, compute the exact size, because the events may be a small slice of a large batch.
         rows = int(events.rows.get_total_buffer_size())
         bytes_resident = (rows if rows <= SMALL else int(events.rows.nbytes)) + events.bookkeeping_bytes
         return cls(events, 0, bytes_resident, None, final)
 
     @classmethod
     def copy_if_wasteful(cls, events: Events, final: bool = False) -> PendingRun:
-        """Make a run of events, and copy them if they are a slice of a larger table. O(1), or O(n)."""
+        """Make a run of events. Copy the events if they are a small slice of a larger table. O(1), or O(n)."""
         run = cls.from_events(events, final)
         return cls.from_events(events.copy(), final) if run.is_wasting_memory else run
 
     @classmethod
     def spill_events(cls, batch_store: BatchStore, events: Events) -> PendingRun:
-        """Write events to a file and make a final run of them. O(bytes).
+        """Write events to a file, and make a final run that uses that file. O(bytes).
 
-        Raises the store's errors; no file is left then.
+        Raises the errors of the store. After an error, no file is left.
         """
         file = batch_store.write(encode_events(events))
         return cls(decode_events(file.batch, events.original is not events.times), 0, 0, file, True)
@@ -80,48 +81,51 @@ class PendingRun:
         return int(self.events.times.size) - self.begin
 
     def find_first_event_at(self, upper: int) -> int:
-        """Find the first event at ``upper`` or later. O(log n)."""
+        """Find the position of the first event whose time is ``upper`` or later. O(log n)."""
         times = self.events.times
         return times.size if self.greatest < upper else int(times.searchsorted(upper))
 
     def slice_events(self, end: int) -> Events:
-        """Slice the pending events before place ``end``, without a copy."""
+        """Return the pending events before position ``end``, without a copy."""
         if not self.begin and end == self.events.times.size:
             return self.events
         return self.events.slice_events(self.begin, end)
 
     @property
     def pending_events(self) -> Events:
-        """All pending events, without a copy."""
+        """All pending events of the run, without a copy."""
         return self.slice_events(self.events.times.size)
 
     def slice_remainder(self, end: int) -> PendingRun | None:
-        """Return the run without the events before place ``end``; None if no event is left."""
+        """Return a run without the events before position ``end``. Return None if no event is left."""
         if end >= self.events.times.size:
             return None
         return PendingRun(self.events, end, self.bytes_resident, self.file, self.final, self.stored)
 
     @property
     def pending_bytes(self) -> int:
-        """The approximate bytes of the pending events alone."""
+        """The approximate bytes of the pending events only, without the events that were released."""
         return self.bytes_resident * len(self) // self.events.times.size
 
     @property
     def is_wasting_memory(self) -> bool:
-        """Whether the run keeps more than twice its bytes in memory, apart from `SMALL`. O(columns)."""
+        """Whether the run keeps more bytes in memory than twice its pending bytes plus `SMALL`. O(columns)."""
         if self.file is not None:
             return False
         alive = int(self.events.rows.get_total_buffer_size()) + self.events.bookkeeping_bytes
         return max(alive, self.bytes_resident) > 2 * self.pending_bytes + SMALL
 
     def iterate_slices(self, end: int, rows: int) -> Iterator[Events]:
-        """Iterate over slices of ``rows`` events before place ``end``, without a copy."""
+        """Iterate over the pending events before position ``end``, in slices of ``rows`` events, without a copy."""
         for begin in range(self.begin, end, rows):
             yield self.events.slice_events(begin, min(begin + rows, end))
 
 
 def encode_events(events: Events) -> pa.RecordBatch:
-    """Convert events to the columns of a file: their bookkeeping, then their own. O(columns)."""
+    """Convert events to a batch for a file: times and arrival numbers, then the columns of the events.
+
+    O(columns).
+    """
     own = {"_time": events.times, "_arrival": events.arrival}
     if events.original is not events.times:
         own["_original"] = events.original
@@ -131,9 +135,9 @@ def encode_events(events: Events) -> pa.RecordBatch:
 
 
 def decode_events(record: pa.RecordBatch, advanced: bool) -> Events:
-    """Rebuild the events of a file's record over the same memory. O(columns).
+    """Rebuild events from the record batch of a file, without a copy. O(columns).
 
-    ``advanced``: whether the record has their original times.
+    ``advanced``: whether the batch also has a column with the original times of the events.
     """
     own = 2 + advanced
     times, arrival, *original = (column.to_numpy() for column in record.columns[:own])
@@ -143,16 +147,17 @@ def decode_events(record: pa.RecordBatch, advanced: bool) -> Events:
 
 
 def count_rows_for_bytes(runs: Sequence[PendingRun], size: int) -> int:
-    """Return how many of these events take ``size`` bytes, at least one. O(runs)."""
+    """Return the number of events that take about ``size`` bytes, at least 1. O(runs)."""
     taken = sum(run.bytes_resident if run.file is None else run.file.nbytes for run in runs)
     return max(size * sum(run.events.times.size for run in runs) // max(taken, 1), 1)
 
 
 def split_events_by_time(runs: Sequence[PendingRun], rows: int) -> Iterator[Events]:
-    """Split the events of ``runs`` into chunks of about ``rows``, at most 3 x ``rows``. A chunk of one run is a slice.
+    """Split the events of ``runs`` into chunks of about ``rows`` events. A chunk has at most 3 x ``rows`` events.
 
-    Chunks ascend in time, but one time may fill several chunks. Takes the memory of two chunks, and of two times for
-    each run and chunk. O(n log n).
+    Chunks ascend in time, but events of one time can fill several chunks. If all events of a chunk come from one run,
+    the chunk is a slice of this run. The split needs memory for two chunks and for the sampled times: about two for
+    each pair of a run and a chunk. O(n log n).
     """
     begins = [run.begin for run in runs]
     for cut in [*_find_cut_times(runs, rows), None]:
@@ -169,8 +174,9 @@ def split_events_by_time(runs: Sequence[PendingRun], rows: int) -> Iterator[Even
 
 
 def _find_cut_times(runs: Sequence[PendingRun], rows: int) -> list[int]:
-    """Return ascending times with about ``rows`` events between two neighbours, unless the events have one time."""
-    # Each sampled time counts for `step` events. The last events of the runs, half of `rows` in total, may be missed.
+    """Return ascending cut times. Unless many events have one time, about ``rows`` events lie between two cuts."""
+    # Each sampled time represents `step` events. The sample can miss the last events of each run. Added up over all
+    # runs, the sample misses at most half of `rows` events.
     step = max(rows // (2 * len(runs)), 1)
     times = np.sort(np.concatenate([run.events.times[run.begin + step - 1 :: step] for run in runs]))
     every = max(rows // step, 1)
@@ -178,23 +184,25 @@ def _find_cut_times(runs: Sequence[PendingRun], rows: int) -> list[int]:
 
 
 FAN: Final = 16
-"""The number of runs of one size class that are merged into one."""
+"""The number of runs in one size class that are merged into one run."""
 LARGE: Final = 8 << 20
-"""The least number of bytes of a final run."""
+"""If runs in memory have at least this many bytes of pending events, a merge makes final chunks."""
 CHUNK: Final = 1 << 20
-"""The bytes of the chunks into which a final run is cut."""
+"""The approximate size of a final chunk in bytes."""
 LEAST = attrgetter("least")
 
 
 class PendingRuns:
-    """The runs of one batcher, by their least time.
+    """The runs of one batcher, ordered by their least time.
 
-    ``by_least``: the runs. ``bytes_resident``: bytes of those in memory. ``mapped``: bytes of the files of the others.
+    ``by_least``: the runs. ``bytes_resident``: the bytes of runs in memory. ``mapped``: the bytes of the files of
+    spilled runs.
 
-    In each size class, fewer than `FAN` runs and fewer than `LARGE` bytes wait to be merged, so n events that are
-    pushed one by one leave O(log n) small runs. Each class copies an event once. Events that were merged to `LARGE`
-    bytes are final: they are cut by time into chunks, and a seal releases chunk after chunk. A copy of a `PendingRuns`
-    shares its runs.
+    In each size class, fewer than `FAN` runs wait for a merge, and together they have fewer than `LARGE` bytes. So if n
+    events are pushed one by one, they form O(log n) small runs. Merges copy each event once for each size class. A
+    merge of `LARGE` bytes or more makes final runs, which are not merged again. A final run is a chunk of events in a
+    range of times. A seal releases these chunks one after the other. A copy of a `PendingRuns` shares the runs of the
+    original.
     """
 
     __slots__ = ("by_least", "bytes_resident", "classes", "fresh", "mapped")
@@ -203,26 +211,36 @@ class PendingRuns:
         self.by_least: list[PendingRun] = []
         self.bytes_resident = self.mapped = 0
         self.classes: dict[int, tuple[int, int]] = {}
-        """By class, the number and the bytes of the runs to merge."""
+        """For each size class, the number of runs that can still be merged, and their bytes."""
         self.fresh: PendingRun | None = None
-        """The last pushed run, in the caller's memory."""
+        """The last pushed run, whose events are still in the caller's memory."""
 
     def copy(self) -> PendingRuns:
-        """Copy the collection; later changes of one do not affect the other. O(runs)."""
+        """Copy the collection.
+
+        Later changes to the copy do not affect the original, and later changes to the original do not affect the copy.
+        O(runs).
+        """
         out = PendingRuns()
         out.by_least, out.classes = self.by_least.copy(), self.classes.copy()
         out.bytes_resident, out.mapped, out.fresh = self.bytes_resident, self.mapped, self.fresh
         return out
 
     def push(self, run: PendingRun) -> None:
-        """Add a new run in the caller's memory. Copy the previous run's events if it wastes memory or is large."""
+        """Add a new run whose events are in the caller's memory.
+
+        If the previously pushed run wastes memory or is large, its events are copied.
+        """
         fresh, self.fresh = self.fresh, run
         if fresh is not None and (fresh.is_wasting_memory or fresh.bytes_resident >= LARGE):
             self.replace_runs([fresh], copy_events(fresh))
         self.add(run)
 
     def add(self, run: PendingRun) -> None:
-        """Add a run, and merge its size class if that is due. O(log runs), and O(log n) amortised for each event."""
+        """Add a run. If the size class of this run now has enough runs or bytes, merge the runs of the class.
+
+        O(log runs), plus amortised O(log n) for each event.
+        """
         insort(self.by_least, run, key=LEAST)
         self._update_totals(run, 1)
         number, bytes_resident = self.classes.get(of := compute_run_size_class(run), (0, 0))
@@ -230,11 +248,14 @@ class PendingRuns:
             self.replace_runs(due := self.list_runs_of_size_class(of), merge_runs(due))
 
     def list_runs_before(self, upper: int) -> list[PendingRun]:
-        """List the runs that have an event before ``upper``. O(log runs + result)."""
+        """List the runs that have an event with a time before ``upper``. O(log runs + number of listed runs)."""
         return self.by_least[: bisect_left(self.by_least, upper, key=LEAST)]
 
     def drop_events_before(self, upper: int) -> None:
-        """Drop the events before ``upper``, and copy a remainder that wastes memory. O(runs that have such events)."""
+        """Drop the events with times before ``upper``.
+
+        If the rest of a run wastes memory, copy the events of this rest. O(runs that have events to drop).
+        """
         gone = self.list_runs_before(upper)
         del self.by_least[: len(gone)]
         for run in gone:
@@ -249,7 +270,7 @@ class PendingRuns:
                     self.add(part)
 
     def replace_runs(self, gone: Iterable[PendingRun], new: Iterable[PendingRun]) -> None:
-        """Replace some runs by others with the same events. O(runs)."""
+        """Replace the runs ``gone`` by the runs ``new``, which contain the same events. O(runs)."""
         old = set(map(id, gone))
         for run in self.by_least:
             if id(run) in old:
@@ -261,11 +282,11 @@ class PendingRuns:
             self.add(run)
 
     def list_runs_of_size_class(self, number: int) -> list[PendingRun]:
-        """List the runs of a size class."""
+        """List the runs that belong to a size class."""
         return [run for run in self.by_least if compute_run_size_class(run) == number]
 
     def _update_totals(self, run: PendingRun, sign: int) -> None:
-        """Add a run to the totals, or subtract it."""
+        """Add a run to the totals if ``sign`` is 1, or subtract it if ``sign`` is -1."""
         self.bytes_resident += sign * run.bytes_resident
         self.mapped += sign * (run.file.nbytes if run.file is not None else 0)
         if of := compute_run_size_class(run):
@@ -274,42 +295,45 @@ class PendingRuns:
 
     def _check_invariants(self) -> None:
         """Assert the invariant."""
-        # Runs ascend by their least time, and the totals match the runs.
+        # Runs are sorted by their least time, and the totals match the runs.
         assert [run.least for run in self.by_least] == sorted(run.least for run in self.by_least)
         assert self.bytes_resident == sum(run.bytes_resident for run in self.by_least)
         assert self.mapped == sum(run.file.nbytes for run in self.by_least if run.file is not None)
         classes = {of: self.list_runs_of_size_class(of) for of in set(map(compute_run_size_class, self.by_least)) - {0}}
         counted = {of: (len(runs), sum(run.bytes_resident for run in runs)) for of, runs in classes.items()}
         assert {of: each for of, each in self.classes.items() if each != (0, 0)} == counted
-        # No size class is due for a merge.
+        # No size class has enough runs or bytes for a merge.
         assert all(
             number < FAN and (number == 1 or bytes_resident < LARGE) for number, bytes_resident in counted.values()
         )
         assert self.fresh is None or any(run is self.fresh for run in self.by_least)
         for run in self.by_least:
             times, arrival = run.events.times, run.events.arrival
-            # No run is empty, and its events ascend by time, then by arrival.
+            # No run is empty. The events of a run are sorted by time, then by arrival.
             assert 0 <= run.begin < times.size
             assert bool(((times[1:] > times[:-1]) | (times[1:] == times[:-1]) & (arrival[1:] > arrival[:-1])).all())
             assert run.events.rows.num_rows == times.size
-            # Files are undamaged, and only runs without a file count as memory.
+            # Files are undamaged. Only runs without a file count as memory.
             if run.file is not None:
                 run.file.verify()
             assert (run.bytes_resident == 0) == (run.file is not None)
 
 
 def compute_size_class(size: int) -> int:
-    """Return the number of a size class, 1 and up. Sizes of a class are within a factor of ``FAN`` of each other."""
+    """Return the size class of a size in bytes. The lowest class is 1.
+
+    Two sizes in one class differ by a factor below `FAN`.
+    """
     return (size.bit_length() + 3) // 4
 
 
 def compute_run_size_class(run: PendingRun) -> int:
-    """Return the size class of a run; 0 for a run that takes part in no merge."""
+    """Return the size class of a run, or 0 for a run that is never merged."""
     return 0 if run.final or run.bytes_resident >= LARGE else compute_size_class(run.bytes_resident)
 
 
 def merge_runs(runs: Sequence[PendingRun]) -> list[PendingRun]:
-    """Merge some runs into one run, or into final chunks if they are ``LARGE``. O(n log n)."""
+    """Merge runs into one run, or into final chunks if the runs have `LARGE` pending bytes or more. O(n log n)."""
     if sum(run.pending_bytes for run in runs) < LARGE:
         return [PendingRun.copy_if_wasteful(merge_events([run.pending_events for run in runs]))]
     return [
@@ -319,16 +343,17 @@ def merge_runs(runs: Sequence[PendingRun]) -> list[PendingRun]:
 
 
 def copy_events(run: PendingRun) -> list[PendingRun]:
-    """Copy the events of a run into memory that nothing else uses. O(n)."""
+    """Copy the events of a run into new memory. O(n)."""
     return merge_runs([run])
 
 
 def choose_runs_to_spill(runs: PendingRuns, at_most: int, chunk: int) -> list[PendingRun]:
-    """Choose the runs to write so that at most ``at_most`` bytes stay in memory. O(runs log runs).
+    """Choose the runs to write to files, so that at most ``at_most`` bytes stay in memory. O(runs log runs).
 
-    Final runs go first, and among them the latest times, because these wait longest. Then the largest runs follow.
-    Small files of earlier spills, below half of ``chunk`` bytes, are written again with them, ``FAN`` of a size class
-    at a time. So the number of files stays small, and each event is written once for each class.
+    Final runs are chosen first. Among final runs, those with the latest times are first, because their events stay
+    pending longest. After the final runs, the largest runs are chosen. An earlier spill can leave small files, with
+    fewer than half of ``chunk`` bytes. If a size class has `FAN` small files, the runs of these files are chosen in
+    addition to runs in memory. So the number of files stays small, and each event is written once for each size class.
     """
     chosen, bytes_resident = [], runs.bytes_resident
     for run in sorted(

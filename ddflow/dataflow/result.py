@@ -1,9 +1,10 @@
-"""Hold the result of a step: one Arrow table for each output, and the verdicts.
+"""Represent the result of a step: one Arrow table for each output, and the verdicts.
 
-Guarantees: a step is a mapping of exactly the flow's outputs, and of the outputs that ``stale=`` adds. Each table has
-the collection's columns, then ``_time`` and ``_diff``. It is sorted by time, with the retractions of a key before its
-assertion. Tables never change afterwards and own their memory. Every event has exactly one verdict or is pending. The
-first verdict in the order of `NAMES` applies, so a bad event is not also late.
+Guarantees: a `Step` has a table for each output of the flow and each side output that ``stale=`` adds, and no other
+tables. Each table has the columns of the collection, then ``_time`` and ``_diff``. Each table is sorted by time. Within
+one time, the retractions of a key come before its assertion. Tables own their memory and never change later. Every
+event either has exactly one verdict or is pending. If several verdicts apply, the event gets the verdict that comes
+first in `NAMES`. So a bad event is not also late.
 
 >>> from ddflow.columns.schema import empty_table, build_updates_schema
 >>> step = Step({"v": empty_table(build_updates_schema(pa.schema({"v": pa.int64()}), pa.int64()))}, Verdicts.of({}), 5)
@@ -23,17 +24,17 @@ from ddflow.errors import NoSuchOutput, SpecError, shorten
 from ddflow.terminal import format_count, html_table
 
 NAMES: Final = ("bad", "forgotten", "late", "stale", "tie_lost", "superseded", "noop", "applied")
-"""Verdicts by the codes of ``kernels.resolve``, in the order of resolution."""
+"""The names of the verdicts, in the order of their codes in ``kernels.resolve``. Verdicts are checked in this order."""
 GONE: Final = "gone"
-"""The name of a count in the totals of a state: events of inputs that were dropped since."""
+"""The name of an extra count in the totals of a state: the number of events whose input was dropped later."""
 PRINTED: Final = ("applied", "superseded", "noop", "stale", "tie_lost", "late", "bad", "forgotten")
 
 
 @dataclass(frozen=True)
 class Verdicts:
-    """Counts of events by verdict. It prints as text.
+    """The number of events for each verdict. ``str`` formats them as text.
 
-    Each printed count is an item, ``verdicts["absent"]``, and an attribute, ``verdicts.absent``.
+    Each count in this text is available as an item, ``verdicts["absent"]``, and as an attribute, ``verdicts.absent``.
 
     Parameters
     ----------
@@ -42,9 +43,10 @@ class Verdicts:
     pending : int
         Events that wait for their time to close.
     rows : mapping of str to pyarrow.Table, optional
-        By input, one row for each event resolved here, if the engine was opened with ``verdicts="rows"``.
+        For each input, one row for each event that the call resolved, if the engine was opened with
+        ``verdicts="rows"``.
     absent : int
-        Keys that this call deleted because full contents lack them. They are not events.
+        The number of keys that this call deleted because full contents lack them. These deletions are not events.
 
     Examples
     --------
@@ -60,7 +62,7 @@ class Verdicts:
 
     @classmethod
     def of(cls, counts: Mapping[str, int], pending: int = 0, rows: Mapping[str, pa.Table] | None = None) -> Self:
-        """Make `Verdicts` from some counts; missing counts are 0.
+        """Make `Verdicts` from a mapping of counts. A missing count is 0.
 
         Parameters
         ----------
@@ -78,7 +80,7 @@ class Verdicts:
 
     @classmethod
     def add_up(cls, parts: Sequence[Self]) -> Self:
-        """Add up the verdicts of one or more calls, in their order.
+        """Add the verdicts of one or more calls, in the order of the calls.
 
         Parameters
         ----------
@@ -101,27 +103,29 @@ class Verdicts:
 
     @property
     def resolved(self) -> int:
-        """The number of events that have a verdict, an int."""
+        """The total number of events that have a verdict, an int."""
         return sum(self.counts.values())
 
     @property
     def total(self) -> int:
-        """The number of events, resolved and pending, an int."""
+        """The total number of resolved and pending events, an int."""
         return self.resolved + self.pending
 
     def __getitem__(self, name: str) -> int:
         known = {**self.counts, "pending": self.pending, "absent": self.absent}
         if name not in known:
-            raise KeyError(f"there is no verdict {name!r}; {did_you_mean(name, known)}")
+            raise KeyError(f"there is no verdict {name!r}; {did_you_mean(name, known, 'verdicts')}")
         return known[name]
 
     def __getattr__(self, name: str) -> int:
         if name in PRINTED:
             return self.counts[name]
-        raise AttributeError(f"Verdicts has no {name!r}; {did_you_mean(name, [*PRINTED, 'pending', 'absent'])}")
+        raise AttributeError(
+            f"Verdicts has no {name!r}; {did_you_mean(name, [*PRINTED, 'pending', 'absent'], 'names')}"
+        )
 
     def _repr_html_(self) -> str:
-        """Render the counts that are not 0 for a notebook."""
+        """Render the nonzero counts for a notebook."""
         counts = {**self.counts, "pending": self.pending, "absent": self.absent}
         rows = [[name, f"{n:,}"] for name, n in counts.items() if n]
         return html_table(f"{self.resolved:,} events", [["verdict", "events"], *rows], [])
@@ -136,7 +140,9 @@ class Verdicts:
 
 
 def count_resolved_events(totals: Mapping[str, int]) -> int:
-    """Count the events of the present inputs that have a verdict. ``totals``: counts of a state, with `GONE`.
+    """Count the events that have a verdict, over all current inputs.
+
+    ``totals``: the counts of a state, including `GONE`.
 
     >>> count_resolved_events({"applied": 7, "noop": 1, GONE: 3})
     5
@@ -145,28 +151,32 @@ def count_resolved_events(totals: Mapping[str, int]) -> int:
 
 
 def decode_verdicts(codes: np.ndarray[Any, np.dtype[Any]]) -> pa.Array:
-    """Convert verdict codes to a text column."""
+    """Convert verdict codes to a column of verdict names."""
     return pa.DictionaryArray.from_arrays(pa.array(codes.astype(np.int8)), pa.array(NAMES)).cast(pa.string())
 
 
 SHOWN: Final = 10
-"""The limits of a notebook view: updates of an output, columns, and characters of a value."""
+"""The maximum number of updates of an output that a notebook shows.
+
+`COLUMNS` and `CHARACTERS` limit the shown columns and values.
+"""
 COLUMNS: Final = 20
 CHARACTERS: Final = 60
 
 
 class Step(Mapping[str, pa.Table]):
-    """The result of a call: a mapping of each output's name to its updates.
+    """The result of a call: a mapping from the name of each output to its updates.
 
-    Each value is a `pyarrow.Table` of the row's columns, then ``_time`` (int64, or the type of the time column) and
-    ``_diff`` (int64), sorted by time, with the retractions of a key before its assertion.
+    Each value is a `pyarrow.Table`. The table has the columns of the row, then ``_time`` (int64, or the type of the
+    time column) and ``_diff`` (int64). The table is sorted by time. Within one time, the retractions of a key come
+    before its assertion.
 
     Attributes
     ----------
     verdicts : Verdicts
         Counts of the events resolved in this call.
     frontier : int
-        The least time still open.
+        The least time that is still open.
     """
 
     def __init__(self, tables: Mapping[str, pa.Table], verdicts: Verdicts, frontier: int) -> None:
@@ -176,7 +186,7 @@ class Step(Mapping[str, pa.Table]):
 
     @classmethod
     def join(cls, steps: Sequence[Self]) -> Self:
-        """Join one or more steps of an epoch, in their order.
+        """Join one or more steps of an epoch, in the order of their calls.
 
         Parameters
         ----------
@@ -197,24 +207,24 @@ class Step(Mapping[str, pa.Table]):
         return out
 
     def committed(self, timeout: float | None = None) -> int:
-        """Wait until the call is committed. Any thread may wait.
+        """Wait until the call is committed. Any thread may call this method.
 
         Parameters
         ----------
         timeout : float, optional
-            Seconds to wait at most.
+            The most seconds to wait.
 
         Returns
         -------
         int
-            The number of its epoch.
+            The number of the epoch with the call.
 
         Raises
         ------
         SpecError
             For a state in memory. Without a ``timeout``, also for an engine that commits only by `Engine.flush`.
         TimeoutError
-            If the call is not committed in time.
+            If the call is not committed within ``timeout`` seconds.
         EngineClosed
             If the engine was closed before the commit.
         DdflowError
@@ -240,7 +250,7 @@ class Step(Mapping[str, pa.Table]):
         return len(self._tables)
 
     def _repr_html_(self) -> str:
-        """Render the first updates of each output, and the verdicts, for a notebook."""
+        """Render the first updates of each output, and the verdict counts, for a notebook."""
         return (
             "".join(render_rows_html(name, table) for name, table in self._tables.items()) + self.verdicts._repr_html_()
         )
@@ -251,25 +261,25 @@ class Step(Mapping[str, pa.Table]):
 
 
 def raise_no_output(name: object, known: Iterable[str]) -> NoReturn:
-    """Raise `NoSuchOutput`, which is a `KeyError`, as for any mapping. O(names)."""
-    raise NoSuchOutput("take an output", f"there is no output {name!r:.200}", did_you_mean(str(name), known))
+    """Raise `NoSuchOutput`. This error is also a `KeyError`, because a step is a mapping. O(names)."""
+    raise NoSuchOutput("get an output", f"there is no output {name!r:.200}", did_you_mean(str(name), known, "outputs"))
 
 
 def render_rows_html(name: str, table: pa.Table) -> str:
-    """Render the first rows of a table for a notebook, under its name. O(rows and columns shown)."""
+    """Render the first rows of a table for a notebook, with a name above them. O(number of rows and columns shown)."""
     names = [*table.column_names[: COLUMNS - 2], *table.column_names[COLUMNS - 2 :][-2:]]
     rows = zip(*(format_values(table.column(each)) for each in names), strict=True)
     rest = [f"... and {table.num_rows - SHOWN:,} more"] if table.num_rows > SHOWN else []
     if len(names) < table.num_columns:
-        rest.append(f"{table.num_columns - len(names):,} columns are left out")
+        rest.append(f"{table.num_columns - len(names):,} columns are not shown")
     return html_table(f"{name}: {format_count(table.num_rows, 'update')}", [names, *map(list, rows)], rest)
 
 
 def format_values(column: pa.ChunkedArray, most: int = SHOWN) -> Iterator[str]:
-    """Format the first values of a column and shorten long ones. O(values)."""
+    """Format the first values of a column. Shorten long values. O(values)."""
     for value in column.slice(0, most):
         try:
             plain = value.as_py()
-        except (OverflowError, ValueError):  # Python's calendar ends with the year 9999
+        except (OverflowError, ValueError):  # a Python date cannot be later than the year 9999
             plain = value
         yield "null" if plain is None else shorten(str(plain), CHARACTERS)

@@ -1,10 +1,12 @@
-"""Build side outputs of events: verdict rows, and the outputs that ``stale=`` and ``on_bad=`` add.
+"""Build verdict rows of events, and build the side outputs of the options ``stale=`` and ``on_bad=``.
 
-`build_resolved_verdicts` and `build_refused_verdicts` make one row for each event of a call: its number, its verdict
-and the order that its key holds from then on. `SideOutputs` collects the side outputs of a step piece by piece.
+`build_resolved_verdicts` and `build_refused_verdicts` make one row for each event of a call. A verdict row has the
+number and the verdict of an event, and the order of the event that now wins the key. `SideOutputs` collects the side
+outputs of a step piece by piece.
 
-Guarantees: each resolved event is listed once, with its counted verdict. No verdict is decided here. Limits: events are
-read before they are applied, because the orders that keys held before come from state.
+Guarantees: each resolved event is listed once, with the verdict that was counted. This module makes no decisions about
+verdicts. Limits: the resolved events must be read before the step is applied, because earlier orders of keys come from
+the state.
 """
 
 from collections import defaultdict
@@ -28,16 +30,16 @@ from ddflow.operators.upsert.resolution import Resolved
 from ddflow.plan.inputs.input import Binding, Input
 
 ARRIVAL: Final = "_arrival"
-"""The column of event numbers in verdict rows."""
+"""The name of the column for event numbers in verdict rows."""
 
 
 def check_verdict_columns(bound: Binding) -> None:
-    """Raise `SpecError` if a key column has the name of a column of verdict rows."""
+    """Raise `SpecError` if a key column has the same name as a column that verdict rows add."""
     taken = {ARRIVAL, "seq", "verdict", *(f"winner_{n}" for n in bound.spec.order_by)} & set(bound.key_schema.names)
     if taken:
         raise SpecError(
             f"verdicts='rows' of {bound.name!r}",
-            f"its key columns {sorted(taken)} are called like those that verdict rows have",
+            f"its key columns {sorted(taken)} have names that verdict rows use",
             "rename the key columns, or use verdicts='counts'",
         )
 
@@ -64,11 +66,12 @@ def build_resolved_verdicts(resolved: Resolved | ResolvedDifferences) -> pa.Tabl
 def _build_verdict_rows(
     bound: Binding, events: pa.RecordBatch, arrival: Ints, codes: Any, times: pa.Array, winners: Sequence[pa.Array]
 ) -> pa.Table:
-    """Make one row for each event. O(events).
+    """Make a verdict row for each event. O(events).
 
-    ``_arrival`` is the event's number among all events of the input, and ``seq`` is that number or the value of the seq
-    column. The key, ``verdict`` and the time of the resolution follow. The time is null for events refused on arrival.
-    The ``winner_`` columns have the order that the key holds.
+    ``_arrival`` is the number of the event among all events of the input. ``seq`` is the same number, or the value of
+    the ``seq`` column of the spec. The columns after ``seq`` are the key, ``verdict`` and the time of the event. The
+    time is null if the event was refused on arrival. The ``winner_`` columns have the order values that the key has
+    after the event.
     """
     number = pa.array(arrival)
     seq = number if bound.spec.seq is None else events.column(bound.spec.seq)
@@ -79,12 +82,12 @@ def _build_verdict_rows(
 
 
 def has_bad_messages(name: str) -> bool:
-    """Whether a side output holds unreadable messages."""
+    """Return whether a side output, by its name, is a list of unreadable messages."""
     return name.endswith(".bad")
 
 
 def build_bad_message_table(marks: Sequence[pa.Array], time: int, time_type: pa.DataType) -> pa.Table:
-    """Build the table of unreadable messages. O(messages)."""
+    """Build the table of unreadable messages for the side output. O(messages)."""
     every = pa.concat_arrays(marks)
     n = len(every)
     columns = [*every.flatten(), build_time_column(np.full(n, time), time_type), pa.array(np.ones(n, np.int64))]
@@ -92,7 +95,7 @@ def build_bad_message_table(marks: Sequence[pa.Array], time: int, time_type: pa.
 
 
 class SideOutputs:
-    """The tables of the ``wanted`` side outputs of `Flow.side_outputs` for one step, added piece by piece.
+    """The tables of a step's side outputs, collected piece by piece. ``wanted``: as returned by `Flow.side_outputs`.
 
     >>> import pyarrow as pa, ddflow as dd
     >>> flow = dd.Flow()
@@ -112,7 +115,7 @@ class SideOutputs:
         self.made: dict[str, list[pa.Table]] = defaultdict(list)
 
     def add(self, resolved: Resolved | ResolvedDifferences) -> None:
-        """Add the side outputs of resolved events. O(events) of inputs with side outputs."""
+        """Add the rows of resolved events to the side outputs. O(events) if the input has side outputs."""
         for name, (input, schema) in self.wanted.items():
             if input.name == resolved.bound.name and not has_bad_messages(name):
                 self.made[name].append(self._build_table(input, schema, resolved))
@@ -132,7 +135,7 @@ class SideOutputs:
         return pa.Table.from_arrays(columns, schema=build_updates_schema(schema, self.time_type))
 
     def build_tables(self) -> dict[str, pa.Table]:
-        """Build the table of each side output, ordered by time."""
+        """Build the table of each side output, sorted by time."""
         out = {}
         for name, (_, schema) in self.wanted.items():
             made = self.made[name]

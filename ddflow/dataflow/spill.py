@@ -1,7 +1,8 @@
-"""Stay within the budget: move state to files before and after a step, and split a step that exceeds memory.
+"""Stay within the memory budget: move state to files before and after a step, and split a step that needs more memory.
 
-Guarantees: state and pending events are spilled before rows are admitted, and a failure there changes nothing. The
-events of a step that is too large are sorted on disk into ranges of identities, stably, and resolved range by range.
+Guarantees: state and pending events are spilled before rows are admitted. So a failed spill loses no rows. If a step is
+too large, its events are sorted on disk into ranges of identities by a stable sort. Then the ranges are resolved one by
+one.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,9 +20,9 @@ from ddflow.storage.files.batch_store import BatchStore, StoredBatch
 
 
 class EventRanges:
-    """Events on disk, in ranges of identities.
+    """Events that are stored on disk, grouped by ranges of identities.
 
-    ``keys``: hashes the key columns. ``count``: the number of ranges, a power of two.
+    ``keys``: the hasher of the key columns. ``count``: the number of ranges, a power of two.
 
     >>> import tempfile, numpy as np
     >>> from ddflow.columns.hashing import Secret
@@ -43,9 +44,9 @@ class EventRanges:
         self.pieces: list[tuple[StoredBatch, Ints]] = []
 
     def add(self, events: Events) -> None:
-        """Write some events in the order of ranges. O(n). Raises `SpillFull`, `SpillFailed`."""
+        """Write events to a file, sorted by their ranges. O(n). Raises `SpillFull`, `SpillFailed`."""
         rows, (high, _) = events.rows, self.keys.identify_rows(events.rows)
-        # A shift by all 64 bits leaves a word unchanged, so shift in two parts.
+        # Shift in two parts, because a single shift by all 64 bits would leave a word unchanged.
         at = (high >> np.uint64(63) >> np.uint64(1) if not self.bits else high >> np.uint64(64 - self.bits)).astype(
             np.uint16
         )
@@ -84,10 +85,10 @@ def _slice_events(batch: pa.RecordBatch, begin: int, end: int) -> Events:
 def spill_to_fit_budget(
     budget: MemoryBudget, graph: Graph, batchers: Mapping[str, Batcher], share: int | None = None
 ) -> None:
-    """Bring state and pending events under their shares; with a ``share`` of 0 move all state to files.
+    """Move state and pending events to files until both fit their shares of the budget.
 
-    O(1) if nothing exceeds its share; else the cost of the merges. Raises `SpillFull`, `SpillFailed`; earlier moves
-    stay.
+    With ``share=0``, move all state to files. O(1) if nothing exceeds its share, else the cost of merging the state.
+    Raises `SpillFull`, `SpillFailed`. After an error, state that was already moved stays in files.
 
     >>> import tempfile, pyarrow as pa, ddflow as dd
     >>> flow = dd.Flow()
@@ -104,7 +105,7 @@ def spill_to_fit_budget(
     arranged = list(graph.arrangements.values())
     total = sum(each.nbytes for each in arranged) or 1
     for each in arranged:
-        # The share of an arrangement is proportional to its size.
+        # The share of an arrangement is in proportion to its size.
         each.spill(budget.home, budget.state * each.nbytes // total if share is None else share, budget.piece)
     for batcher in batchers.values():
         if batcher.nbytes > budget.pending:
@@ -112,10 +113,11 @@ def spill_to_fit_budget(
 
 
 class EventRelease:
-    """The events that ``batchers`` release before ``to``, held in ranges on disk during the block if they are many.
+    """A context manager for the events with times before ``to``, which ``batchers`` release.
 
-    ``inputs``: by name. O(events released). Raises `SpillFull`, `SpillFailed`. A class and no generator, because a
-    generator would slow down small steps.
+    During the block, the events of a large step are on disk, grouped by ranges of identities. ``inputs``: the inputs,
+    by name. O(events released). Raises `SpillFull`, `SpillFailed`. The context manager is a class, because a generator
+    would slow down small steps.
     """
 
     def __init__(
@@ -125,7 +127,7 @@ class EventRelease:
         self.made: list[EventRanges] = []
 
     def __enter__(self) -> dict[str, ReleasedEvents]:
-        """Return the released events, by input."""
+        """Return the released events of each input."""
         scratch = self.budget.scratch
         if scratch is None:
             return {name: ReleasedEvents.from_parts(batcher.peek(self.to)) for name, batcher in self.batchers.items()}
@@ -136,7 +138,10 @@ class EventRelease:
             raise
 
     def _release_input(self, name: str, batcher: Batcher, scratch: BatchStore) -> ReleasedEvents:
-        """Return the released events of one input, in ranges if they exceed the budget."""
+        """Return the released events of one input.
+
+        If the events exceed the budget, they are grouped into ranges of identities.
+        """
         to, most = self.to, self.budget.compute_max_rows((batcher.nbytes + batcher.mapped_bytes) / max(len(batcher), 1))
         if len(batcher) <= most:
             return ReleasedEvents.from_parts(batcher.peek(to))
@@ -152,6 +157,6 @@ class EventRelease:
         return ReleasedEvents(count, np.unique(np.concatenate(times)), ranges)
 
     def __exit__(self, *_: object) -> None:
-        """Remove the files of the ranges."""
+        """Remove the files that contain the ranges."""
         for ranges in self.made:
             ranges.close()

@@ -1,9 +1,10 @@
-"""Compute one step without changing state: events become updates, and updates pass through the operators.
+"""Compute one step without changing state. Events become updates, and updates pass through the operators.
 
-A step is computed in pieces if it exceeds its share of memory. A piece holds all events of a range of identities.
-Stateless operators process each piece alone. A keyed operator, such as a count, and a consolidation need equal rows of
-all pieces together, so their updates are regrouped by ranges of identities. Pieces share scratch memory, so the update
-buffer copies all data that outlives a piece. Each node is computed once, however many nodes read it.
+A step is computed in pieces if it would exceed its share of memory. A piece has all events whose identities are in one
+range. A stateless operator processes each piece separately. Keyed operators, such as a count, and consolidations must
+get equal rows of all pieces together. So the step regroups the updates of all pieces by ranges of identities. All
+pieces use the same scratch memory. So the update buffer copies all data that must outlive a piece. Each node is
+computed once, even if several other nodes read it.
 
 Guarantees: the result does not depend on the number of pieces.
 """
@@ -30,14 +31,15 @@ from ddflow.trace.batch import ArrangementChange
 
 Observe = Callable[[Resolved | ResolvedDifferences], None]
 GATHERED = 1 << 18
-"""The most updates that a keyed operator takes at a time, if memory is short."""
+"""If a step can spill, a keyed operator computes its updates in groups of about this many updates."""
 
 
 class StepComputation:
-    """The computation of one step.
+    """The computation of one step over a graph.
 
-    ``graph``: the operators. ``released``: the events, by input. ``since``: its value after the step. ``buffer``: holds
-    the updates of a large step. ``observe``: called once with the resolved events of each piece.
+    ``graph``: the operators. ``released``: the events, by input. ``since``: the value of ``since`` after the step.
+    ``buffer``: the buffer of the updates of a large step. ``observe``: a function that is called once with the resolved
+    events of each piece.
 
     >>> import pyarrow as pa
     >>> from ddflow.plan.plan import Plan
@@ -75,12 +77,18 @@ class StepComputation:
         self.times = times[0] if len(times) == 1 else np.unique(np.concatenate([ints(), *times]))
         self.done: dict[Collection, list[Updates]] = {}
         self.deferred: dict[Collection, list[Updates]] = {}
-        """By operator, the pieces whose expression failed. They are computed again when all pieces have arrived."""
+        """For each operator, the input pieces for which an expression failed.
+
+        Failed pieces are computed again when all pieces have arrived.
+        """
         self.out = ComputedStep(since)
         self.nodes, self.exchange, self.kept = graph.nodes, graph.exchange, graph.whole
 
     def run(self) -> ComputedStep:
-        """Compute the whole step. O(events and updates). Raises the errors of operators, before any change."""
+        """Compute the whole step. O(events and updates).
+
+        Raises the errors of operators before any state changes.
+        """
         for node in self.nodes:
             if node in self.exchange:
                 self._compute_operator(node)
@@ -88,7 +96,7 @@ class StepComputation:
                 self._resolve_input(self.graph.names[node], node)
             if self.deferred:
                 self._compute_deferred_operators()
-        # Resolve also the inputs that no operator reads.
+        # Also resolve the inputs that no operator reads.
         for name in self.released:
             if name not in self.out.changes:
                 self._resolve_input(name, self.graph.plan.inputs[name])
@@ -99,17 +107,20 @@ class StepComputation:
         return self.out
 
     def _add_elapsed_time(self, node: Collection) -> None:
-        """Add the time since the last call to the time spent on a node."""
+        """Add the time since the previous call of this method to the total time of a node."""
         now, spent = perf_counter_ns(), self.graph.spent
         spent[node] = spent.get(node, 0) + now - self.clock
         self.clock = now
 
     def list_outputs(self) -> Iterable[tuple[str, Collection]]:
-        """List the outputs of the step, by name."""
+        """List the outputs of the step with their names."""
         return self.graph.plan.outputs.items()
 
     def receive_updates(self, node: Collection, by: Sequence[str] | None) -> list[Updates]:
-        """Return the updates of a node that a keyed operator or an output reads by some columns (None: all)."""
+        """Return the updates of a node for a keyed operator or an output.
+
+        ``by``: the columns to group by; None for all columns.
+        """
         del by
         return self._list_updates(node)
 
@@ -133,20 +144,23 @@ class StepComputation:
         self.out.counts[name] = counts
 
     def _spill_change_if_needed(self, arranged: Arrangement, change: ArrangementChange) -> ArrangementChange:
-        """Move a change that outlives its piece to files, if memory is short."""
+        """Write a change of a large step to files, if there is a store for changes."""
         if self.buffer.home is None:
             return change
         return arranged.write_change(change, self.buffer.home)
 
     def _build_output(self, node: Collection, pieces: Sequence[Updates]) -> pa.Table:
-        """Combine the pieces of an output into one table."""
+        """Combine the pieces of an output into a single table."""
         shown, time_type = self.graph.shown[node], self.graph.time_type
         if shown.names[-1] == DIFF:
             return self.buffer.merge_to_table(pieces, node.schema, time_type, shown)
         return self.buffer.merge_to_table(pieces, pieces[0].rows.schema, time_type).select(shown.names)
 
     def _compute_operator(self, node: Collection) -> None:
-        """Run an operator on all pieces, together if it needs equal rows of all pieces."""
+        """Run an operator on all pieces of its inputs.
+
+        If the operator needs equal rows together, equal rows of different pieces are computed together.
+        """
         running, changes = self.graph.running[node], self.out.kept.setdefault(node, [])
         for inputs in self._group_input_updates(node):
             try:
@@ -158,19 +172,25 @@ class StepComputation:
                 changes.append(running.store_change(change, self._spill_change_if_needed) if self.many else change)
 
     def _retry_on_net_updates(self, node: Collection, inputs: Sequence[Updates]) -> tuple[Updates, Any]:
-        """Compute an operator on net updates, after an expression failed. Raises the error if it fails again."""
+        """Compute an operator again after an expression failed. The second attempt uses net updates.
+
+        Raises the error of the second attempt.
+        """
         net = [consolidate(each, self.graph.secret) for each in inputs]
         return self.graph.running[node].compute(net, self.since)
 
     def _compute_deferred_operators(self) -> None:
-        """Compute deferred operators once all pieces of their inputs have arrived."""
+        """Compute the deferred operators whose input pieces have all arrived."""
         for node in self.nodes:
             if node in self.deferred:
                 for (each,) in self._group_equal_rows([self.deferred.pop(node)], [None]):
                     self._propagate_updates(node, self._retry_on_net_updates(node, [each])[0])
 
     def _group_input_updates(self, node: Collection) -> Iterable[Sequence[Updates]]:
-        """Group the updates of each input: all pieces if equal rows must be in one group, else piece by piece."""
+        """Yield groups of updates. A group has one part for each input.
+
+        If equal rows must be in one group, the pieces are regrouped.
+        """
         if node.of_events:
             return [[self.build_updates_at_time(each) for each in node.inputs]]
         by = self.graph.exchanged[node]
@@ -183,13 +203,16 @@ class StepComputation:
         return ([*none[:i], piece, *none[i + 1 :]] for i, pieces in enumerate(every) for piece in pieces)
 
     def build_updates_at_time(self, node: Collection) -> Updates:
-        """Make an update without columns for each time that has events of an input."""
+        """Make one update without columns for each time at which an input has events."""
         released = self.released.get(self.graph.names[node])
         ranks = np.searchsorted(self.times, ints() if released is None else released.times).astype(np.int32)
         return Updates(pa.table({}), ranks, np.ones(ranks.size, np.int64), self.times)
 
     def _propagate_updates(self, node: Collection, updates: Updates) -> None:
-        """Pass a piece of a node's updates to the operators above it, and keep pieces for nodes that need them all."""
+        """Pass a piece of a node's updates to the operators that read it.
+
+        If a node needs all pieces together, the piece is kept for this node.
+        """
         fresh: dict[Collection, Updates] = {node: updates}
         self._add_elapsed_time(node)
         for each in self.nodes:
@@ -208,7 +231,7 @@ class StepComputation:
                 self.done.setdefault(each, []).append(self.buffer.store_copy(made) if self.many else made)
 
     def _list_updates(self, node: Collection) -> list[Updates]:
-        """Return all pieces of a node's updates, or one empty piece."""
+        """Return all pieces of a node's updates. If there are none, return one empty piece."""
         found = self.done.get(node)
         if found:
             return found
@@ -224,9 +247,10 @@ class StepComputation:
     def _group_equal_rows(
         self, inputs: Sequence[Sequence[Updates]], by: Sequence[Sequence[str] | None]
     ) -> Iterable[Sequence[Updates]]:
-        """Regroup the pieces of some inputs so that equal rows are in one piece.
+        """Regroup the pieces of each input so that equal rows are in one group.
 
-        ``by``: the columns that decide equality in each input (None: all). Yields ranges of identities, ascending.
+        ``by``: for each input, the columns by which rows are equal; None: all columns. Each group covers one range of
+        identities, and the ranges ascend from group to group.
         """
         if len(inputs) == len(inputs[0]) == 1:
             return [inputs[0]]
@@ -235,7 +259,7 @@ class StepComputation:
     def _group_by_hash_range(
         self, inputs: Sequence[Sequence[Updates]], by: Sequence[Sequence[str] | None]
     ) -> Iterator[Sequence[Updates]]:
-        """Regroup several pieces or inputs, like `_group_equal_rows`."""
+        """Do the work of `_group_equal_rows` for several pieces or inputs."""
         if all(len(pieces) == 1 for pieces in inputs):
             yield [pieces[0] for pieces in inputs]
             return
@@ -252,7 +276,10 @@ class StepComputation:
             ]
 
     def _sort_by_hash_range(self, piece: Updates, by: Sequence[str] | None, bits: int) -> tuple[Updates, Ints]:
-        """Sort a piece by ranges of its rows' identities over some columns. Return it with the end of each range."""
+        """Sort a piece by ranges of identities. The identities are computed from the columns ``by``.
+
+        Return the sorted piece and the end position of each range.
+        """
         if not bits:
             return piece, ints(0, piece.diffs.size)
         names = piece.rows.schema.names if by is None else by

@@ -1,4 +1,4 @@
-"""The engine around a dataflow: calls, times, commits, recovery, reads, lineage, and runs of sources and sinks.
+"""Engine code around a dataflow: calls, times, commits, recovery, reads, lineage, and runs with sources and sinks.
 
-Durable state lives in a store; `ddflow.storage` has its manifests and files. The README of this folder lists the files.
+`ddflow.storage` writes the manifests and files of durable state. The README of this folder lists the files.
 """

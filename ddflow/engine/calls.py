@@ -1,7 +1,8 @@
-"""Perform the calls of an engine: replay a committed call, or admit, compute and record a new one for the next epoch.
+"""Perform the calls of an engine. A committed call is replayed.
 
-Guarantees: a call counts as made when it is recorded for the commit. With `commit_every`, a timer commits calls
-together after a span of time. Its thread waits for a call in progress, and an error in it ends the engine.
+A new call is admitted, computed, and recorded for the next epoch. Guarantees: a call is complete only after it was
+recorded for the commit. With `commit_every`, a timer commits all calls of a time span together. The thread of the timer
+waits until the current call has ended. An error in a commit by the timer ends the engine.
 
 >>> import ddflow as dd, pyarrow as pa
 >>> flow = dd.Flow()
@@ -37,14 +38,14 @@ from ddflow.storage.feeding import EVENTS, FeedMode, record_feed_call
 from ddflow.time import CLOSED, format_time, parse_seconds
 
 CALL: Final = "call"
-"""The value of `commit_every` that makes every call an epoch."""
+"""The value of `commit_every` that makes each call an epoch of its own."""
 
 
 class CommitTimer:
-    """The timer of group commits.
+    """The timer that commits several calls together.
 
-    ``span``: seconds that a call may wait for its commit, 0 for none, None if only the caller commits. ``guard``: the
-    guard of the engine's calls. ``epoch``: the last committed epoch.
+    ``span``: the seconds that a call may wait for its commit; 0 to commit each call at once, None if only the caller
+    commits. ``guard``: the guard of the engine's calls. ``epoch``: the last committed epoch.
 
     >>> [CommitTimer(every, CallGuard(), epoch=0).span for every in ("call", "50ms", None)]
     [0.0, 0.05, None]
@@ -57,7 +58,10 @@ class CommitTimer:
         self._began, self._ended = 0.0, False
 
     def needs_commit(self, commit: Callable[[], int]) -> bool:
-        """Whether a call must be committed now. Otherwise a timer calls ``commit`` when the span ends."""
+        """Return whether the caller must commit now.
+
+        If no commit is due yet, start a timer that calls ``commit`` at the end of the span.
+        """
         if not self.span:
             return self.span is not None
         now = monotonic()
@@ -69,7 +73,7 @@ class CommitTimer:
         return now - self._began >= self.span
 
     def wake_waiters(self, epoch: int, ended: bool = False) -> None:
-        """Wake the threads that wait for an epoch, because it is committed or, with ``ended``, never will be."""
+        """Wake the threads that wait for an epoch. ``ended``: whether no further epoch will be committed."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -86,12 +90,12 @@ class CommitTimer:
                     self.wake_waiters(self.epoch, ended=True)
 
     def wait_for_commit(self, epoch: int, timeout: float | None) -> int:
-        """Wait until an epoch is committed and return its number.
+        """Wait until an epoch is committed, and return the epoch's number.
 
-        Raises the error of its commit, `SpecError` and `TimeoutError`.
+        Raises `SpecError`, `TimeoutError`, and the error of a failed commit.
         """
         if self.span is None and timeout is None and self.epoch < epoch and not self._ended:
-            found = "this engine commits when it is asked to"
+            found = "this engine commits only on flush()"
             raise SpecError("wait for a commit", found, "call flush(), or open with commit_every='50ms'")
         with self._changed:
             done = self._changed.wait_for(lambda: self.epoch >= epoch or self._ended, timeout)
@@ -102,13 +106,16 @@ class CommitTimer:
         self._guard.untold = None
         if self._guard.failure is not None:
             raise self._guard.failure
-        raise EngineClosed(f"wait for epoch {epoch}", WHY[self._guard.state], "open the state again, and give it again")
+        raise EngineClosed(
+            f"wait for epoch {epoch}", WHY[self._guard.state], "open the state again, and repeat the call"
+        )
 
 
 class EngineCalls:
-    """The calls of one engine.
+    """Performs and commits the calls of one engine.
 
-    ``durable``: commits calls as epochs, None for a state in memory. ``metrics``: gets the figures of each call.
+    ``durable``: the committer that turns calls into epochs; None for a state in memory. ``metrics``: the receiver of
+    the figures of each call.
     """
 
     def __init__(
@@ -125,28 +132,43 @@ class EngineCalls:
         if durable is not None:
             dataflow.taken = "interrupted"
         self.stopping = False
-        """Whether the current run, or else the next one, must end."""
+        """Whether the current run must end.
+
+        If no run is active, the value tells whether the next run must end at once.
+        """
         self.end_run: Callable[[], None] = lambda: None
-        """Tells the current run to end."""
+        """The function that ends the current run early."""
         self.files: list[str] = []
         self.quiet = False
-        """Whether missing columns cause no warning, because the rows of sources may lack some."""
+        """Whether no warning is given for missing columns.
+
+        The value is True during a run, because rows of sources may lack columns.
+        """
         self._warned: set[tuple[str, str]] = set()
         self.hashes: dict[str, RowHasher] = {}
         self.choose_row_hashes()
 
     def choose_row_hashes(self) -> None:
-        """Choose how rows of the inputs are hashed for digests, by their columns."""
+        """Set the row hasher of each input.
+
+        The hashers compute digests of rows with the current columns of the inputs.
+        """
         secret, admissions = self.dataflow.secret, self.dataflow.admissions
         self.hashes = {name: RowHasher(each.bound.event_schema, secret) for name, each in admissions.items()}
 
     @property
     def epoch(self) -> int:
-        """The last committed epoch; 0 before the first, and for state in memory."""
+        """The number of the last committed epoch.
+
+        The number is 0 before the first commit, and always 0 for state in memory.
+        """
         return 0 if self.durable is None else self.durable.log.epoch
 
     def check_call_mode(self, what: str, holds_back: bool) -> None:
-        """Raise `WrongMode` for a call that belongs to the other mode."""
+        """Raise `WrongMode` if a call does not fit the mode of the flow.
+
+        ``holds_back``: whether the call needs hold-back mode.
+        """
         if self.dataflow.holds_back == holds_back:
             return
         mode, why, instead = (
@@ -163,7 +185,7 @@ class EngineCalls:
         inputs: Mapping[str, Any],
         compute: Callable[[dict[str, IngestedRows]], Step],
     ) -> Step:
-        """Replay a committed call, or admit the rows of a new one, compute it and record it.
+        """Replay a committed call. For a new call, admit its rows, compute its step and record the call.
 
         Raises the errors of `find_committed_step`, `ingest_inputs`, ``compute`` and `record_call`.
         """
@@ -173,7 +195,7 @@ class EngineCalls:
         for name in inputs:
             admission = self.dataflow.admissions[name]
             if len(admission.columns) < len(admission.bound.schema) and not self.quiet:
-                # A delete event needs only its key.
+                # If delete events are possible, rows are allowed to lack all columns except the key columns.
                 lacking = admission.missing_columns if admission.bound.spec.delete is None else ()
                 self.warn_of_missing_columns(name, lacking, f"rows for {name!r}: they lack", "in all of them")
             if admission.unseen.is_searching:
@@ -181,10 +203,11 @@ class EngineCalls:
         return self.record_call(asked, compute(inflows), inflows)
 
     def find_committed_step(self, asked: CallRequest, epoch: int | None, inputs: Mapping[str, Any]) -> Step | None:
-        """Return the step of a committed epoch; None for a new one. O(rows) for their digest.
+        """Return the step of a committed epoch. Return None for a new epoch.
 
-        Raises `TimeWentBack` for a new epoch with a time before the frontier. Raises `SpecError` for a new epoch with a
-        number, if the timer makes epochs or the state is in memory.
+        O(rows), because the digest of the rows is computed. Raises `TimeWentBack` if the epoch is new and its time is
+        before the frontier. Raises `SpecError` if ``epoch`` is the number of a new epoch, but a timer makes the epochs
+        or the state is in memory.
         """
         back = asked.time < self.dataflow.frontier and not self.dataflow.holds_back
         if self.durable is not None:
@@ -196,25 +219,25 @@ class EngineCalls:
             if self.timer.span and epoch is not None:
                 raise SpecError(
                     f"{asked} of epoch {epoch}",
-                    "it is not committed, and commit_every= makes epochs by the clock",
+                    "it is not committed, and with commit_every= a timer numbers the epochs",
                     ErrorText(
-                        "leave ", Option("epoch"), " out, or number epochs yourself: commit_every=None and flush()"
+                        "omit ", Option("epoch"), ", or number epochs yourself with commit_every=None and flush()"
                     ),
                 )
         elif epoch is not None:
             raise SpecError(
                 f"{asked} of epoch {epoch}",
                 "this engine's state is in memory and has no epochs",
-                ErrorText("leave ", Option("epoch"), " out, or open the flow with a state"),
+                ErrorText("omit ", Option("epoch"), ", or open the flow with a state"),
             )
         if back:
-            remedy = ErrorText("give every step a greater time")
+            remedy = ErrorText("use a greater time for every step")
             if asked.kind == "replace":
                 remedy += ErrorText(
-                    "; replace({name: rows, ...}, ", Option("time"), "...) takes several inputs at one time"
+                    "; replace({name: rows, ...}, ", Option("time"), "...) replaces several inputs at one time"
                 )
             if self.durable is not None:
-                remedy += ErrorText("; ", CommandFix("rollback"), " takes back an epoch whose time was wrong")
+                remedy += ErrorText("; ", CommandFix("rollback"), " undoes an epoch whose time was wrong")
             found = f"the last step was at {format_time(self.dataflow.last, asked.time_type)}"
             raise TimeWentBack(f"cannot {asked}", found, remedy)
         return None
@@ -222,9 +245,11 @@ class EngineCalls:
     def ingest_inputs(
         self, asked: CallRequest, inputs: Mapping[str, Any], looks: Mapping[str, Sequence[Look]] = NO_LOOKS
     ) -> dict[str, IngestedRows]:
-        """Admit the rows of each input, and keep their digests and their files for the next epoch. O(rows).
+        """Decode and admit the rows of each input.
 
-        ``looks``: by input, functions that get all its rows.
+        Store the digests of the rows and the names of their files for the next epoch. O(rows).
+
+        ``looks``: for each input, the functions to call with all its rows.
         """
         dataflow, durable = self.dataflow, self.durable
         time = None if dataflow.holds_back else asked.time
@@ -241,15 +266,18 @@ class EngineCalls:
         return inflows
 
     def warn_of_missing_columns(self, name: str, lacking: Sequence[str], found: str, where: str) -> None:
-        """Warn of missing columns, once for each, because a stream of small steps lacks them every time."""
+        """Warn about missing columns.
+
+        Warn only once for each column, because all steps of a stream may lack the same columns.
+        """
         if fresh := [each for each in lacking if (name, each) not in self._warned]:
             self._warned |= {(name, each) for each in fresh}
             found = f"{found} the columns {fresh}, which are null {where}"
-            warnings.warn(f"{found}; later ones that lack the same are not named", stacklevel=4)
+            warnings.warn(f"{found}; ddflow warns once for each column", stacklevel=4)
 
     @contextmanager
     def attribute_rows_to_files(self, files: Iterable[str]) -> Iterator[None]:
-        """Attribute the rows of calls in this block to these files."""
+        """Record ``files`` as the origin of the rows of each call during the block."""
         self.files = list(dict.fromkeys(files))
         try:
             yield
@@ -271,9 +299,10 @@ class EngineCalls:
         return self.epoch
 
     def commit_waiting_calls(self, asked: str) -> None:
-        """Commit the calls that wait for their span to end.
+        """Commit the calls that were recorded but not yet committed.
 
-        Raises the errors of `flush`, and `SpecError` for calls that wait for a flush.
+        Raises the errors of `flush`. Raises `SpecError` if uncommitted calls exist and the engine has no timer, because
+        then only `flush` may commit.
         """
         if self.durable is None or not self.durable.calls:
             return
@@ -283,9 +312,9 @@ class EngineCalls:
         self.flush()
 
     def close(self) -> None:
-        """Commit the waiting calls and release everything. Raises the errors of `flush`.
+        """Commit the calls that the timer would commit, and release all resources. Raises the errors of `flush`.
 
-        Also raises the error of a background commit that no call has raised yet.
+        If a background commit failed and no call has raised the error of this commit yet, raises this error.
         """
         for each in self.before_close:
             each()
@@ -306,7 +335,7 @@ class EngineCalls:
     def record_call(
         self, asked: CallRequest, step: Step, taken: Mapping[str, IngestedRows], way: FeedMode = EVENTS
     ) -> Step:
-        """Record a call whose rows were ``taken``, by input, and commit it if a commit is due."""
+        """Record a call. Commit the call if a commit is due. ``taken``: the ingested rows of the call, by input."""
         epoch, began, dataflow = self.epoch + 1, perf_counter(), self.dataflow
         self.dataflow.fed = record_feed_call(self.dataflow.fed, taken, way, epoch)
         if self.durable is not None:
@@ -325,7 +354,7 @@ class EngineCalls:
         return step
 
     def _publish_call_metrics(self, asked: CallRequest, step: Step, rows: Mapping[str, int], began: float) -> None:
-        """Publish the figures of a call. O(arrangements). ``began``: when its recording began."""
+        """Publish the metrics of a call. O(arrangements). ``began``: the time when recording the call began."""
         now, verdicts = perf_counter(), step.verdicts
         held = {name: ArrangementFigures.of(each) for name, each in self.dataflow.graph.arrangements.items()}
         publish_call_metrics(
@@ -349,6 +378,6 @@ class EngineCalls:
 
 
 def warn_of_unseen_columns(name: str, admission: InputValidator) -> None:
-    """Warn once of a table and of declared columns that no message of an input has had."""
+    """Warn once if no message of an input contained the table's name, or if no message contained a declared column."""
     for found in admission.unseen.pop_warnings():
         warnings.warn(f"messages for {name!r}: {found}", stacklevel=4)

@@ -1,7 +1,7 @@
 """Write the state of one partition as an inventory of files, and restore a dataflow from inventories.
 
-Guarantees: an inventory is a typed record that refuses unknown fields. It names every file with its length and
-checksum. Restoring checks the content of the files before it uses them.
+Guarantees: an inventory is a typed record, and unknown fields in it are an error. An inventory lists every file with
+its length and checksum. A restore checks the content of each file before using the file.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from ddflow.trace.spill import Made
 
 
 class InputRecord(StrictRecord, frozen=True):
-    """An input in an inventory.
+    """The record of an input in an inventory.
 
-    ``arrived``: the number of its events. ``greatest``: the greatest of their times. ``rows``: the held rows. ``runs``:
-    the pending events. ``horizon``: the greatest order of all steps, if keys expire and one is known. ``table``: the
-    table of its messages, if known.
+    ``arrived``: the number of the input's events. ``greatest``: the greatest time of these events. ``rows``: the held
+    rows. ``runs``: the pending events. ``horizon``: the greatest order of all steps, if keys expire and an order is
+    known. ``table``: the name of the table in the input's messages, if known.
     """
 
     arrived: Natural
@@ -53,16 +53,16 @@ class InputRecord(StrictRecord, frozen=True):
 
 
 class OperatorRecord(StrictRecord, frozen=True):
-    """An operator with state in an inventory."""
+    """The record of an operator with state in an inventory."""
 
     arrangements: list[ArrangementRecord]
 
 
 class Inventory(StrictRecord, frozen=True):
-    """The state of one partition.
+    """The inventory of one partition's state.
 
-    ``inputs``: by name. ``operators``: by the ids of their nodes. ``totals``: events by verdict, and the number of
-    events that are `ddflow.dataflow.result.GONE`.
+    ``inputs``: the inputs, by name. ``operators``: the operators with state, by the ids of their nodes. ``totals``: the
+    number of events by verdict, and the number of events in `ddflow.dataflow.result.GONE`.
     """
 
     inputs: dict[str, InputRecord]
@@ -74,7 +74,11 @@ _DECODER: Final = Decoder(Inventory)
 
 
 class StoredInventory(NamedTuple):
-    """An inventory in a file. ``what``: its place, for messages. ``of``: its content. ``text``: its text with sections.
+    """An inventory that was read from a file.
+
+    ``what``: the name of the file, for error messages. ``of``: the parsed inventory.
+
+    ``text``: its text and sections.
 
     >>> import pyarrow as pa, ddflow as dd
     >>> from ddflow.storage.manifest import load_newest_manifest
@@ -96,28 +100,28 @@ class StoredInventory(NamedTuple):
 
     @classmethod
     def read(cls, store: Store, part: Blob) -> StoredInventory:
-        """Read the inventory of a partition. O(bytes). Raises `CorruptState`."""
+        """Read the inventory of a partition from its file. O(bytes). Raises `CorruptState`."""
         return cls.parse(read_inventory_text(store, part), f"the file {part.name} of {store.where}")
 
     @classmethod
     def parse(cls, text: InventoryText, what: str) -> StoredInventory:
-        """Parse the text of an inventory. It has the costs and errors of `read_inventory_text`."""
+        """Parse an inventory from its text. O(bytes). Raises `CorruptState`."""
         return cls(what, decode_record(_DECODER, text.data, what), text)
 
     def describe_place(self, kind: str, name: str) -> str:
-        """Name the place of an input or an operator in the inventory, for messages."""
+        """Describe the place of an input or an operator in the inventory, for error messages."""
         return f"{self.what}, {kind}, {name[:80]}"
 
 
 T = TypeVar("T")
 
-MEND: Final = ErrorText("restore it from a copy, or go back with ", CommandFix("rollback"))
+ROLLBACK_REMEDY: Final = ErrorText("restore it from a backup, or go back with ", CommandFix("rollback"))
 
 
 def make_inventory(dataflow: Dataflow, batch_store: BatchStore) -> Inventory:
-    """Write the state that no file has yet, and return a record of all state.
+    """Write all state that no file contains yet, and return an inventory of the complete state.
 
-    O(bytes written + files). Raises `StorageFull`, `StorageFailed`; the engine is then unchanged.
+    O(bytes written + files). Raises `StorageFull`, `StorageFailed`. After these errors, the engine is unchanged.
 
     >>> import pyarrow as pa, ddflow as dd
     >>> from ddflow.storage.memory import MemoryStore
@@ -162,11 +166,13 @@ def restore_dataflow(
     sieved: bool = True,
     partitions: int = 1,
 ) -> None:
-    """Fill a dataflow, whose times are set, from inventories. O(bytes), and O(rows) for new counts.
+    """Restore the state of a dataflow from inventories. The caller has already set the times of the dataflow.
 
-    A dataflow that was filled from an earlier inventory of the same part is updated: O(new bytes). ``stored``: stage by
-    stage, of ``partitions`` partitions each; several partitions can only be read. ``indexed``, ``sieved``: as in
-    `arrangements.restore_arrangement`. Raises `CorruptState`, which names the file.
+    O(bytes), plus O(rows) if an operator is new. If the dataflow was already restored from an earlier inventory of the
+    same partition, only the new files are read: O(new bytes). ``stored``: the inventories, ordered by stage, with
+    ``partitions`` inventories for each stage. If there are several partitions, the dataflow can only be read.
+    ``indexed``, ``sieved``: as in `arrangements.restore_arrangement`. Raises `CorruptState`, which names the damaged
+    file.
     """
     assert partitions == 1 or not indexed, "what is joined is not searched"
     graph, inventories = dataflow.graph, Inventories(stored, partitions)
@@ -182,7 +188,9 @@ def restore_dataflow(
         _restore_input(dataflow, upsert, found, batch_store, indexed, sieved)
         for number, each in enumerate(upsert.output_arrangement.partitions):
             if partitions > 1 and (odd := find_misplaced_key_partition(each, number, partitions)) is not None:
-                raise CorruptState(places[number], f"partition {number} of {partitions} has a key of {odd}", MEND)
+                raise CorruptState(
+                    places[number], f"partition {number} of {partitions} has a key of partition {odd}", ROLLBACK_REMEDY
+                )
         if upsert.expiring is not None:
             upsert.expiring.reset_order_scan()
         home = batch_store if sieved and not indexed else None
@@ -197,15 +205,18 @@ def restore_dataflow(
             graph.rebuild_state(node, dataflow.last, dataflow.frontier, dataflow.since)
     arrived = sum(admission.arrived for admission in dataflow.admissions.values())
     if stored and arrived != count_resolved_events(dataflow.totals) + sum(map(len, dataflow.batchers.values())):
-        raise CorruptState(stored[0].what, f"{arrived:,} events came in, and others are resolved or pending", MEND)
+        raise CorruptState(
+            stored[0].what, f"{arrived:,} events arrived, but another number is resolved or pending", ROLLBACK_REMEDY
+        )
 
 
 def restore_lookup_collections(
     dataflow: Dataflow, nodes: Iterable[Collection], stored: StoredInventory, batch_store: BatchStore, indexed: bool
 ) -> None:
-    """Fill collections for look-ups from the inventory of another stage, which holds their state.
+    """Restore the collections in which a later stage looks up rows.
 
-    Collections filled from an earlier inventory are updated: O(new bytes). Raises `CorruptState`.
+    ``stored``: the inventory of the stage that has their state. If the collections were already restored from an
+    earlier inventory, only the new files are read: O(new bytes). Raises `CorruptState`.
     """
     inventories, ids, names = Inventories([stored], 1), compute_node_ids(dataflow.flow), dataflow.graph.names
     for node in nodes:
@@ -214,7 +225,9 @@ def restore_lookup_collections(
         elif parts := inventories.find_operator(ids[node]):
             _restore_operator(dataflow, node, parts, batch_store, indexed, True)
         else:
-            raise CorruptState(stored.what, f"it lacks the {node.verb} that a later stage looks into", MEND)
+            raise CorruptState(
+                stored.what, f"it lacks the {node.verb} whose rows a later stage looks up", ROLLBACK_REMEDY
+            )
 
 
 def _restore_input(
@@ -225,7 +238,7 @@ def _restore_input(
     indexed: bool,
     sieved: bool,
 ) -> None:
-    """Fill the arrangement of an input, and the horizon of its keys."""
+    """Restore the arrangement of an input and, if keys of the input expire, the greatest order of the input's steps."""
     rows, keys = [(f"{what}, rows", each.rows) for what, each in found], upsert.identified
     upsert.arrangements = (
         _restore_arrangement(
@@ -245,11 +258,13 @@ def _restore_operator(
     indexed: bool,
     sieved: bool,
 ) -> None:
-    """Fill the arrangements of an operator."""
+    """Restore the arrangements of an operator."""
     running = dataflow.graph.opened[node]
     if wrong := [what for what, each in parts if len(each.arrangements) != len(running.arrangements)]:
         raise CorruptState(
-            wrong[0], f"a {node.verb} has {len(running.arrangements)} arrangements, and it has others", MEND
+            wrong[0],
+            f"a {node.verb} has {len(running.arrangements)} arrangements, but it has another number",
+            ROLLBACK_REMEDY,
         )
     running.arrangements = tuple(
         _restore_arrangement(
@@ -267,20 +282,28 @@ def _restore_operator(
 
 
 class Inventories:
-    """All inventories of a state. ``stored``: stage by stage, of ``partitions`` partitions each."""
+    """All inventories of a state.
+
+    ``stored``: the inventories, ordered by stage, with ``partitions`` inventories for each stage.
+    """
 
     def __init__(self, stored: Sequence[StoredInventory], partitions: int) -> None:
         self.stored, self.partitions = stored, partitions
 
     def find_input(self, name: str) -> list[tuple[str, InputRecord]]:
-        """Return each partition's record of an input with its place, in order; [] if none has it. O(inventories).
+        """Return the record of an input in each partition, with a text that tells where the record is.
 
-        Raises `CorruptState` unless the input is in one stage, in all of its partitions.
+        Return an empty list if no partition has the input. O(inventories).
+
+        Raises `CorruptState` unless exactly one stage has the input, and has it in all partitions.
         """
         return self._find_records("inputs", name, [each.of.inputs for each in self.stored])
 
     def find_operator(self, name: str) -> list[tuple[str, OperatorRecord]]:
-        """Return each partition's record of an operator, by the id of its node, like `find_input`."""
+        """Return the record of an operator in each partition, like `find_input`.
+
+        ``name``: the id of the operator's node.
+        """
         return self._find_records("operators", name, [each.of.operators for each in self.stored])
 
     def _find_records(self, kind: str, name: str, within: Sequence[Mapping[str, T]]) -> list[tuple[str, T]]:
@@ -289,14 +312,14 @@ class Inventories:
         if places and places != list(range(stage * self.partitions, (stage + 1) * self.partitions)):
             raise CorruptState(
                 self.stored[places[0]].what,
-                f"it has the {kind[:-1]} {name!r}; that is in the "
-                f"inventories {places} of the state, and a stage has {self.partitions}",
-                MEND,
+                f"the {kind[:-1]} {name!r} is in the inventories {places} of the state, but it must be in all "
+                f"{self.partitions} of one stage",
+                ROLLBACK_REMEDY,
             )
         return [(self.stored[n].describe_place(kind, name), within[n][name]) for n in places]
 
     def sum_verdict_counts(self) -> dict[str, int]:
-        """Sum events by verdict, and `GONE`, over all partitions. O(inventories)."""
+        """Add up the number of events of each verdict and of `GONE` over all partitions. O(inventories)."""
         out: dict[str, int] = {}
         for each in self.stored:
             add_to_counts(out, {name: n for name, n in each.of.totals.items() if name in (*NAMES, GONE)})
@@ -313,10 +336,10 @@ def _restore_arrangement(
     sieved: bool,
     identified: pa.Schema | None = None,
 ) -> Arrangement:
-    """Fill an empty arrangement from its inventories.
+    """Fill an empty arrangement from its records, one for each partition.
 
-    Several inventories become one joined arrangement. ``identified``: the columns that identify its versions, if they
-    may be more than before.
+    Several records become one joined arrangement. ``identified``: the columns that now identify a version. The caller
+    passes them only if new columns can be among them.
     """
     every = [empty, *(empty.make_empty() for _ in given[1:])]
     home = batch_store if sieved and not indexed else None
@@ -346,9 +369,11 @@ def _restore_rekeyed_arrangement(
     secret: Secret,
     home: BatchStore | None,
 ) -> None:
-    """Fill an arrangement with versions that lack a column of its identity; the column is null there.
+    """Fill an arrangement from stored versions that lack a column which now identifies versions.
 
-    The column changes the identities, so all versions are placed again. O(versions), in memory.
+    The missing column is null in the stored versions.
+
+    Because the new column changes all identities, all versions are sorted again. O(versions), in memory.
     """
     there = {name for names in record.shapes for name in names}
     schema = pa.schema([field for field in empty.schema if field.name in there])
@@ -358,7 +383,7 @@ def _restore_rekeyed_arrangement(
     def hash_regrown(rows: pa.Table | pa.RecordBatch) -> Hashes:
         return *keys.identify_rows(rows), made(conform_to_wider_schema(rows, empty.schema))[2]
 
-    # The groups of an ordered arrangement use only columns that it was written with.
+    # An ordered arrangement is grouped only by columns that it already had when it was written.
     arrangements.restore_arrangement(
         old, record, what, batch_store, False, made if empty.ordered else hash_regrown, False
     )
@@ -373,7 +398,10 @@ def _restore_pending_events(
     home: BatchStore | None,
     held: Batcher,
 ) -> Batcher:
-    """Restore the pending events of all partitions. ``held``: the events of an earlier inventory."""
+    """Restore the pending events of an input from all partitions.
+
+    ``held``: the events that were restored from an earlier inventory.
+    """
     first, *others = (
         pending.restore_batcher(each.runs, what, schema, batch_store, spilled, home, held) for what, each in given
     )
@@ -385,9 +413,10 @@ def _restore_pending_events(
 
 
 def find_max_times_and_orders(dataflow: Dataflow) -> tuple[dict[str, int], dict[str, int]]:
-    """Return the greatest event time of each input, and the greatest order if keys expire. O(inputs).
+    """Return the greatest event time of each input. Also return the greatest order of each input whose keys expire.
 
-    Each inventory has them for its part; partitions need them over all parts.
+    O(inputs). An inventory has these values for a single partition. A state with several partitions needs the values
+    over all its partitions.
     """
     times = {name: each.greatest for name, each in dataflow.admissions.items() if dataflow.flow.holds_back}
     expiring = {name: each.expiring for name, each in dataflow.graph.inputs.items() if each.expiring is not None}

@@ -1,6 +1,7 @@
-"""Commit the calls of an engine as epochs of a durable state, each published as a whole.
+"""Commit the calls of an engine as epochs of a durable state. Each epoch is published completely or not at all.
 
-Guarantees: the digest of rows identifies a repeated call. A crash leaves the older or the newer version, as a whole.
+Guarantees: a repeated call is recognized by the digest of its rows. After a crash, the state has either the older or
+the newer version, and this version is complete.
 
 >>> import ddflow as dd
 >>> from ddflow.storage.memory import MemoryStore
@@ -34,7 +35,7 @@ from ddflow.engine import checkpoint as recovery
 from ddflow.engine.checkpoint import StoredInventory
 from ddflow.engine.epoch_log import EpochLog, LogOptions
 from ddflow.engine.outputs import write_output
-from ddflow.errors import ReplayMismatch, SchemaMismatch, StateRefused
+from ddflow.errors import CommandFix, ErrorText, ReplayMismatch, SchemaMismatch, StateRefused
 from ddflow.plan.evolve import evolve_plan
 from ddflow.plan.options import EngineOptions
 from ddflow.plan.plan import Plan
@@ -46,11 +47,13 @@ from ddflow.storage.manifest import Epoch, EpochCall, Manifest
 from ddflow.time import INT64, NEVER, format_time
 
 MOST = 1 << 26
-"""The most bytes of rows that are hashed at a time."""
+"""The maximum bytes of rows that are hashed together."""
 
 
 class RowsDigest:
-    """A digest of the rows of one input, in their order. ``hashes``: hashes their columns, if all rows have the same.
+    """A digest of the rows of one input, in the order of the rows.
+
+    ``hashes``: the hasher to use if all rows have the same columns.
 
     >>> secret, schema = Secret(1, 2), pa.schema({"k": pa.int64()})
     >>> one, two = RowsDigest(secret), RowsDigest(secret)
@@ -73,7 +76,7 @@ class RowsDigest:
 
 
 def combine_digests(kind: str, time: int, digests: Mapping[str, RowsDigest]) -> str:
-    """Return the digest of a call, 32 hex digits."""
+    """Return the digest of a call, as 32 hexadecimal digits."""
     out = xxhash.xxh3_128(f"{kind} {time}".encode())
     for name, each in sorted(digests.items()):
         if each.rows:
@@ -89,10 +92,11 @@ def compute_call_digest(
     admissions: Mapping[str, InputValidator],
     secret: Secret,
 ) -> str:
-    """Compute the digest of a call without taking its rows in. O(rows).
+    """Compute the digest of a call, but do not ingest its rows. O(rows).
 
-    ``admissions``: the inputs with the columns of the original call. Rows may have wider columns now, and new columns
-    with nulls. Raises `NotArrow`, `SchemaMismatch`.
+    ``admissions``: the inputs with the columns of the original call. Since the original call, columns of the rows can
+    have become wider. The rows can have columns that the original call lacked, if these columns contain only nulls.
+    Raises `NotArrow`, `SchemaMismatch`.
     """
     digests = {name: RowsDigest(secret) for name in inputs}
     for name, given in inputs.items():
@@ -107,20 +111,20 @@ def compute_call_digest(
 
 @dataclass(frozen=True)
 class CallRequest:
-    """A call with its arguments. ``time``: the time of the step, or the requested frontier."""
+    """A call with its arguments. ``time``: the time of a step, or the requested frontier of `advance_to`."""
 
     kind: Kind
     time: int
     further: str = ""
-    """Other arguments of the call, as text. They are part of the digest."""
+    """The other arguments of the call, as text. The digest includes this text."""
     began: float = field(default_factory=perf_counter, compare=False)
-    """The start of the call, by the clock for durations."""
+    """The time at which the call began, in seconds of `perf_counter`."""
     time_type: pa.DataType = field(default=INT64, compare=False)
-    """The type of times, for text."""
+    """The type of times, used to format ``time`` as text."""
 
     @property
     def kind_and_arguments(self) -> str:
-        """The call's kind and other arguments, for its digest."""
+        """The kind and the further arguments of the call, as text for the digest."""
         return f"{self.kind} {self.further}" if self.further else self.kind
 
     def __str__(self) -> str:
@@ -128,7 +132,10 @@ class CallRequest:
 
 
 class EpochCommitter:
-    """The commits of one engine. ``log``: the state's epochs. ``batch_store``, ``sections``: write to its store."""
+    """Commits the calls of one engine. ``log``: the epochs of the state.
+
+    ``batch_store``, ``sections``: the writers of files and of inventories.
+    """
 
     def __init__(self, log: EpochLog) -> None:
         self.log = log
@@ -137,17 +144,20 @@ class EpochCommitter:
             InventorySectionWriter(log.manifest_log.store),
         )
         self.calls: list[EpochCall] = []
-        """The calls since the last commit; their outputs are in files."""
+        """The calls since the last commit, as records for the next epoch.
+
+        The outputs of these calls are already in files.
+        """
         self.came: tuple[CallRequest | None, Mapping[str, RowsDigest]] = (None, {})
-        """The last call with rows, and their digests."""
+        """The last call that had rows, and for each input the digest of these rows."""
         self.origin = ""
-        """The files that its rows were read from."""
+        """The files that contained the rows of the last call."""
         self._told: tuple[int, int] = (-1, 0)
-        """The epoch of the current replay, and how many of its calls were replayed."""
+        """The epoch that is being replayed, and the position of the next call to replay in it."""
 
     @classmethod
     def open(cls, flow: Plan, options: EngineOptions) -> EpochCommitter:
-        """Open the state that ``options`` name, or make a new one there.
+        """Open the state at the place that ``options`` name, or create a new state there.
 
         Raises `CorruptState`, `PlanChanged`, and the errors of the store.
         """
@@ -164,7 +174,7 @@ class EpochCommitter:
         return durable
 
     def close(self) -> None:
-        """Release the store; uncommitted calls are lost. A second call does nothing."""
+        """Release the store. Uncommitted calls are lost. A second call does nothing."""
         for call in self.calls:
             for output in call.outputs.values():
                 for blob in output.blobs:
@@ -178,9 +188,9 @@ class EpochCommitter:
         return Secret(*self.log.manifest_log.manifest.secret)
 
     def recover_dataflow(self, dataflow: Dataflow) -> dict[str, pa.Table]:
-        """Fill a new engine with the state; return the rows that new outputs owe, by name. O(bytes of the state).
+        """Fill the dataflow of a new engine from the state. Return the existing rows of each new output.
 
-        Raises `CorruptState`, which names the file.
+        O(bytes of the state). Raises `CorruptState`, which names the damaged file.
         """
         manifest, store = self.log.manifest_log.manifest, self.log.manifest_log.store
         for arranged in dataflow.graph.arrangements.values():
@@ -206,9 +216,10 @@ class EpochCommitter:
     def find_committed_step(
         self, asked: CallRequest, epoch: int | None, inputs: Mapping[str, Any], dataflow: Dataflow
     ) -> Step | None:
-        """Return the step of a committed epoch; None for a new one.
+        """Return the step of a committed epoch. Return None for a new epoch.
 
-        O(rows) for their digest. Raises `ReplayMismatch`, `EpochSkipped`, and `Fenced` if another writer has committed.
+        O(rows), because the digest of the rows is computed. Raises `ReplayMismatch`, `EpochSkipped`. Raises `Fenced` if
+        another writer has committed.
         """
         manifest_log = self.log.manifest_log
         if epoch is None:
@@ -226,19 +237,23 @@ class EpochCommitter:
             raise self.log.make_skip_error(f"{asked} of epoch {epoch}")
         at = self._find_replay_position(epoch)
         step = self._replay_call(receipt.calls[at], epoch, asked, inputs, dataflow)
-        # After the last call the first one is next, so an epoch can be replayed any number of times.
+        # When the last call of an epoch has been replayed, the next call to replay is again the first call of this
+        # epoch. So an epoch can be replayed many times.
         self._told = (epoch, (at + 1) % len(receipt.calls))
         return step
 
     def find_call_time(self, epoch: int) -> int | None:
-        """Return the time of the next call in the replay of a committed epoch; None for a new epoch."""
+        """Return the time of the next call to replay in a committed epoch. Return None for a new epoch."""
         for receipt in self.log.manifest_log.manifest.receipts:
             if receipt.epoch == epoch and receipt.calls:
                 return receipt.calls[self._find_replay_position(epoch)].time
         return None
 
     def find_epoch_of_same_rows(self) -> int | None:
-        """Find an earlier epoch of one call with the same rows as the last epoch. O(epochs kept)."""
+        """Return an earlier epoch with a single call whose rows equal the rows of the last epoch.
+
+        Return None if there is none. O(epochs kept).
+        """
         asked, digests = self.came
         if asked is None:
             return None
@@ -249,7 +264,7 @@ class EpochCommitter:
         return None
 
     def _find_replay_position(self, epoch: int) -> int:
-        """Return the position of the next call in the replay of an epoch."""
+        """Return the position of the next call to replay in an epoch."""
         return self._told[1] if self._told[0] == epoch else 0
 
     def _replay_call(
@@ -270,10 +285,9 @@ class EpochCommitter:
         if (call.kind, call.time, call.digest) != (asked.kind, asked.time, digest):
             raise ReplayMismatch(
                 f"{asked}",
-                f"it was committed as {CallRequest(call.kind, call.time, time_type=asked.time_type)} of rows with "
-                f"digest {call.digest}, these have {digest or 'other columns'}",
-                "give the same rows again, or other rows as the next epoch, at a time above the last"
-                + ("; of several inputs at one time: replace({name: rows, ...}, time=...)" * (asked.kind == "replace")),
+                f"it was committed as {CallRequest(call.kind, call.time, time_type=asked.time_type)} with rows of "
+                f"digest {call.digest}, but these rows have {f'digest {digest}' if digest else 'other columns'}",
+                _suggest_replay(asked.kind == "replace"),
             )
         tables = {
             name: self.log.read_call_output(
@@ -286,10 +300,10 @@ class EpochCommitter:
         return step
 
     def publish_connector_positions(self, dataflow: Dataflow) -> None:
-        """Publish the positions of sources and sinks if the newest manifest has others. Like `commit`.
+        """Publish the positions of sources and sinks if they changed. Raises the errors of `commit`.
 
-        The plan does not change while the next step owes rows of a new output: otherwise the output would no longer be
-        new.
+        If the existing rows of a new output have not been returned by a step yet, publish only the positions. If the
+        published manifest already had the new plan, the new output would no longer count as new.
         """
         manifest = self.log.manifest_log.manifest
         if (self.log.sinks, self.log.sources) != (manifest.sinks, manifest.sources):
@@ -301,13 +315,19 @@ class EpochCommitter:
                 self.log.manifest_log.sweep_old_manifests()
 
     def set_retention(self, dataflow: Dataflow, retain: int) -> None:
-        """Keep ``retain`` times of history from now on, and no earlier history. Like `commit`."""
+        """Keep the history of the last ``retain`` times from now on, and drop older history.
+
+        Raises the errors of `commit`.
+        """
         dataflow.retain = retain
         with dataflow.guard.lock_for_write("retain"), dataflow.guard.commit:
             self.publish_version(dataflow, self.log.manifest_log.manifest.receipts, "history is kept from here on")
 
     def record_call(self, asked: CallRequest, step: Step) -> None:
-        """Write the outputs of a call to files for the next commit. O(updates). Raises the errors of `commit`."""
+        """Record a call for the next commit, and write its outputs to files. O(updates).
+
+        Raises the errors of `commit`.
+        """
         digests, origin = (self.came[1], self.origin) if self.came[0] is asked else ({}, "")
         digest = combine_digests(asked.kind_and_arguments, asked.time, digests)
         counts = {name: n for name, n in {**step.verdicts.counts, "absent": step.verdicts.absent}.items() if n}
@@ -322,7 +342,7 @@ class EpochCommitter:
         """
         if not self.calls:
             return self.log.epoch
-        if len(self.calls) > 1:  # write their versions as one file
+        if len(self.calls) > 1:  # so that the versions of all calls are written as one file
             for each in dataflow.graph.arrangements.values():
                 each.spine.merge_unwritten_runs(each.slots, each.index, each.since, each.latest <= each.since)
         epoch = Epoch(self.log.epoch + 1, tuple(self.calls), None)
@@ -333,12 +353,12 @@ class EpochCommitter:
         return self.log.epoch
 
     def publish_version(self, dataflow: Dataflow, receipts: tuple[Epoch, ...], note: str) -> None:
-        """Write the state that has no file yet, and publish it as the next version. Like `commit`."""
+        """Write all state that no file contains yet, and publish the next version. Raises the errors of `commit`."""
         self.batch_store.finish_verification()
         data = encode_record(recovery.make_inventory(dataflow, self.batch_store))
         part = self.sections.write_inventory(data)
         files = self.sections.names
-        # From here on the commit may happen, whatever the store reports.
+        # From here on, the commit may succeed even if the store reports an error.
         outputs = {blob.name for call in self.calls for output in call.outputs.values() for blob in output.blobs}
         self.batch_store.register_manifest_files(files | outputs)
         greatest, horizons = recovery.find_max_times_and_orders(dataflow)
@@ -358,11 +378,25 @@ class EpochCommitter:
 
 
 def _check_one_partition(manifest: Manifest, where: str) -> None:
-    """Raise `StateRefused` for a state of several partitions."""
+    """Raise `StateRefused` if a state has several partitions."""
     if manifest.partitions > 1:
         raise StateRefused(
             f"open {where}",
-            f"it has {manifest.partitions:,} partitions, and an engine has one",
-            f"make it one with ddflow rescale {quote(where)} --partitions 1, or go on with it on "
-            "Spark; it can be read as it is: dd.read, dd.Snapshot",
+            f"it has {manifest.partitions:,} partitions, but an engine has one",
+            f"reduce them to one with ddflow rescale {quote(where)} --partitions 1, or continue on Spark; "
+            "dd.read and dd.Snapshot can read it unchanged",
         )
+
+
+def _suggest_replay(full: bool) -> ErrorText:
+    """Return the remedy for a call at a committed time if its rows differ from the committed rows.
+
+    ``full``: the rows are full contents, not events.
+    """
+    if not full:
+        return ErrorText("pass the same rows again, or pass other rows as the next epoch, at a time after the last")
+    return ErrorText(
+        *("pass the same rows again; to replace this time, go back to the epoch before with ", CommandFix("rollback")),
+        ", then pass these rows and all later ones; at a later time they would become the newest contents; ",
+        "for several inputs at one time, use replace({name: rows, ...})",
+    )

@@ -1,12 +1,14 @@
-"""Compact a state to the present: drop history before ``since`` and, on request, every byte of deleted rows.
+"""Compact a state: drop history before ``since`` and, on request, every byte of deleted rows.
 
-Guarantees: reads at or after ``since`` do not change. After ``forget=True`` no file of the state has a value of a
-deleted or replaced row, of any type. Such values are also in older runs, merges in progress, the payload of tombstones,
-bytes under nulls, released events in pending files, stored outputs of the last epochs, and earlier versions. So
-everything is rewritten, and receipts, scopes and orders of full contents are removed; no epoch can be replayed then.
-The result is published twice, because the two newest versions always stay.
-Limits: a sink that lags refuses it. Output folders, sinks, copies and caches are not searched. The keyed hash of a
-deleted key stays as long as its order.
+Guarantees: reads at or after ``since`` return the same rows as before. After ``forget=True``, no file of the state
+contains a value of a deleted or replaced row, whatever the type of the value. Before a compaction with ``forget=True``,
+values of deleted rows can be in older runs, unfinished merges, the payload of tombstones, bytes under nulls, and
+pending files with released events. Values of deleted rows can be in stored outputs of the last epochs, and in earlier
+versions. So ``forget=True`` rewrites all files. Besides, ``forget=True`` removes the receipts of epochs, and the
+recorded scopes and orders of full contents. After ``forget=True``, no earlier epoch can be replayed. With
+``forget=True``, `compact` publishes the result twice, because a state always keeps its two newest versions. Limits:
+``forget=True`` is refused if a sink lags behind. `compact` does not search output folders, sinks, backups and caches.
+The keyed hash of a deleted key stays as long as the order of its deletion is kept.
 """
 
 from collections.abc import Iterable
@@ -36,9 +38,9 @@ from ddflow.trace.spill import spill_batch
 
 
 def compact(calls: EngineCalls, forget: bool, look: Look = lambda rows: None) -> None:
-    """Merge each arrangement into one run, and publish the state: see `Engine.compact`.
+    """Merge each arrangement into one run, and publish the state. `Engine.compact` describes the options.
 
-    ``look``: called with the number of rows written since its last call, for progress.
+    ``look``: called with the number of rows written since the last call, to report progress.
 
     >>> import pyarrow as pa, ddflow as dd
     >>> from ddflow.storage.memory import MemoryStore
@@ -69,7 +71,7 @@ def compact(calls: EngineCalls, forget: bool, look: Look = lambda rows: None) ->
 
 
 def _check_compactable(calls: EngineCalls, forget: bool) -> None:
-    """Raise `SpecError` if the state cannot be compacted now."""
+    """Raise `SpecError` if the state cannot be compacted at the moment."""
     dataflow = calls.dataflow
     least = dataflow.holds.find_least_time()
     if forget and least < dataflow.last:
@@ -80,25 +82,25 @@ def _check_compactable(calls: EngineCalls, forget: bool) -> None:
         log = calls.durable.log
         behind = [f"{name!r} has epoch {at.epoch}" for name, at in log.sinks.items() if at.epoch < log.epoch]
         if behind:
-            found = f"of {log.epoch} epochs, whose updates are kept for its sinks, that of {', that of '.join(behind)}"
-            remedy = "give them these first: engine.run({}, sinks), ddflow run; or forget the sink: engine.detach(name)"
+            found = f"the state has epoch {log.epoch} and keeps updates for sinks that lag: {', '.join(behind)}"
+            remedy = "deliver them with engine.run({}, sinks) or ddflow run, or forget the sink: engine.detach(name)"
             raise SpecError("compact(forget=True)", found, remedy)
     if dataflow.owed:
         raise SpecError(
             "compact",
-            f"the contents of the new outputs {list(dataflow.owed)} were not given yet",
-            "take a step first, which gives them",
+            f"no step has returned the contents of the new outputs {list(dataflow.owed)} yet",
+            "take a step first, which returns them",
         )
 
 
 def merge_all_runs(
     arranged: Arrangement, home: BatchStore | None, hidden: Iterable[str] = (), look: Look = lambda rows: None
 ) -> None:
-    """Merge all versions that reads at or after ``since`` need into one run. O(versions).
+    """Merge all versions into one run, except those that no read at or after ``since`` needs. O(versions).
 
     ``home``: the store of runs on disk, None if all runs are in memory. ``hidden``: columns that tombstones need.
-    ``look``: as in `compact`. Raises `StorageFull`, `StorageFailed`, `SpillFull`, `SpillFailed`; reads are unchanged
-    then, and a later call continues.
+    ``look``: as in `compact`. Raises `StorageFull`, `StorageFailed`, `SpillFull`, `SpillFailed`. After an error, reads
+    return the same rows as before the call, and a later call continues the merge.
     """
     slots = arranged.slots
     spine, index, target = arranged.spine, cast(Index | None, arranged.index), cast(Target | None, None)
@@ -124,7 +126,12 @@ def merge_all_runs(
 
 
 def clear_deleted_values(batch: Batch, hidden: Iterable[str]) -> Batch:
-    """Clear the payload of deletions, except ``hidden`` columns, and the bytes under nulls. O(n) a column."""
+    """Clear the values of deleted rows, and the bytes that are stored in the place of nulls.
+
+    Values in ``hidden`` columns stay.
+
+    O(n) for each column.
+    """
     dead, table = batch.live == 0, batch.rows.table
     some, kept = bool(dead.any()), set(hidden)
     every = np.arange(len(batch))
@@ -139,7 +146,10 @@ def clear_deleted_values(batch: Batch, hidden: Iterable[str]) -> Batch:
 
 
 def rewrite_pending_runs(batcher: Batcher, home: BatchStore | None, look: Look = lambda rows: None) -> None:
-    """Copy the pending events out of runs that have released events. O(their bytes)."""
+    """Replace each run that has both released and pending events by a new run with copies of the pending events.
+
+    O(bytes of the copied events).
+    """
     for run in [each for each in batcher.runs.by_least if each.begin]:
         if run.file is None or home is None:
             new = Waiting.from_events(run.pending_events.copy(), run.final)

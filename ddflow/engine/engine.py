@@ -1,7 +1,8 @@
-"""The engine: an opened plan that takes steps, answers reads, and runs sources and sinks; and `Flow`, which opens it.
+"""Define `Engine`, which runs an opened plan, and `Flow`, which declares and opens a plan.
 
-Guarantees: a call happens as a whole or not at all, because everything is computed before anything changes. On durable
-state, calls become epochs. Limits: one thread writes at a time. An interrupt during a change of state ends the engine.
+Guarantees: a call takes effect completely or not at all, because the engine computes all results before it changes any
+state. On durable state, each commit of one or more calls is an epoch. Limits: only one thread may write at a time. If a
+call is interrupted while it changes the state, the engine refuses all later calls.
 
 >>> import pyarrow as pa, ddflow as dd
 >>> flow = dd.Flow()
@@ -51,12 +52,15 @@ from ddflow.time import CLOSED, Time, time_to_int64
 
 
 def freeze_plan(flow: Plan, options: EngineOptions) -> Plan:
-    """Freeze the plan. Raises `SpecError` if it has no input or no output, or cannot list its verdicts."""
+    """Freeze the plan.
+
+    Raises `SpecError` if there is no input or no output, or if a key column has a name that verdict rows reserve.
+    """
     if not flow.inputs or not flow.outputs:
         raise SpecError(
             "open a flow",
             f"it has {len(flow.inputs)} inputs and {len(flow.outputs)} outputs",
-            "give it at least one of each: flow.upserts(...), flow.output(...)",
+            "declare at least one of each: flow.upserts(...), flow.output(...)",
         )
     if options.verdicts == "rows":
         for input in flow.inputs.values():
@@ -65,7 +69,7 @@ def freeze_plan(flow: Plan, options: EngineOptions) -> Plan:
 
 
 def make_dataflow(flow: Plan, options: EngineOptions, durable: EpochCommitter | None) -> Dataflow:
-    """Make an empty dataflow. ``durable``: the committer of durable state; None for state in memory."""
+    """Make an empty dataflow. ``durable``: commits the calls to durable state; None for state in memory."""
     lists, threads, memory = (
         options.verdicts == "rows",
         Threads.from_option(options.threads),
@@ -81,7 +85,7 @@ def make_dataflow(flow: Plan, options: EngineOptions, durable: EpochCommitter | 
 
 
 def recover_dataflow(durable: EpochCommitter, dataflow: Dataflow) -> None:
-    """Fill a dataflow with a state. O(bytes of the state). Raises `CorruptState`, which names the file."""
+    """Load the durable state into an empty dataflow. O(bytes). Raises `CorruptState`, which names the damaged file."""
     began = perf_counter()
     dataflow.owed = durable.recover_dataflow(dataflow)
     where, took = durable.log.manifest_log.store.where, (perf_counter() - began) * 1e3
@@ -89,10 +93,11 @@ def recover_dataflow(durable: EpochCommitter, dataflow: Dataflow) -> None:
 
 
 class Engine(Reading, Closing):
-    """The engine that runs a flow. `Flow.open` makes it and has its options; `Reading` has its reads.
+    """An engine runs a flow. `Flow.open` makes an engine. The base class `Reading` has the methods that read.
 
-    Use it in a ``with``. One thread at a time may write; a second one gets `ConcurrentUse`. Any thread may read. After
-    `close`, a failed commit or an interrupted step, calls raise `EngineClosed`.
+    Use an engine in a ``with`` statement, which closes the engine at the end. Only one thread may write at a time. A
+    second thread that writes gets `ConcurrentUse`. Any thread may call read methods. Calls raise `EngineClosed` after
+    `close`, after a failed commit, and after a step that was interrupted.
     """
 
     def __init__(self, flow: Plan, options: EngineOptions) -> None:
@@ -112,8 +117,9 @@ class Engine(Reading, Closing):
     def close(self) -> None:
         """Free all state in memory. A second call does nothing.
 
-        Calls that wait for ``commit_every="50ms"`` are committed first; with None, uncommitted calls are lost. A `run`
-        on another thread is stopped as by `stop`, and this call waits for it.
+        Before the engine closes, it commits the calls that wait for the timer of an option like
+        ``commit_every="50ms"``. With ``commit_every=None``, uncommitted calls are lost. `close` also stops a `run` on
+        another thread, as `stop` does, and waits until the run has ended.
         """
         with (
             self.dataflow.guard.end_and_prevent_runs("close", self.stop),
@@ -123,22 +129,26 @@ class Engine(Reading, Closing):
 
     @property
     def epoch(self) -> int:
-        """The number of the last committed epoch, an int: 0 before the first, and for state in memory."""
+        """The number of the last committed epoch, an int.
+
+        The number is 0 before the first commit, and always 0 for state in memory.
+        """
         return self.calls.epoch
 
     def step(self, inputs: Any, time: Time | None = None, *, epoch: int | None = None) -> Step:
-        """Take in rows of any inputs as one epoch, stamped ``time``. Epoch mode only.
+        """Ingest rows of any inputs as one epoch. The updates get ``time`` as their time. Epoch mode only.
 
         Parameters
         ----------
         inputs : mapping of str to table, or table
-            By input, a path or anything that speaks Arrow. With one input, its rows suffice.
+            A path or any Arrow data for each input name. If the flow has one input, you may pass only its rows.
         time : int, date, datetime or str, optional
-            The ``_time`` of the updates, above the last step's. By default the next number, 1 at first. The first step
-            sets the type of times: int64, dates, or timestamps of microseconds. Dates and timestamps have no default.
+            The ``_time`` of the updates, greater than the time of the last step. By default the next number, starting
+            at 1. The first step sets the type of times: int64, dates, or timestamps of microseconds. Dates and
+            timestamps have no default.
         epoch : int, optional
-            The number of the epoch, on durable state. A replayed epoch or ``time`` returns its first result. A call
-            without both is never a replay.
+            The number of the epoch, on durable state. A call with a committed epoch or ``time`` is a replay, and
+            returns the first result again. A call with neither argument is never a replay.
 
         Returns
         -------
@@ -148,14 +158,15 @@ class Engine(Reading, Closing):
         Raises
         ------
         WrongMode, TimeWentBack
-            In hold-back mode; for a ``time`` not above the last step's.
+            If the flow is in hold-back mode; for a ``time`` that is not greater than the time of the last step.
         NotArrow, SchemaMismatch, NullKey
-            For rows that do not fit the inputs; for a missing time, or one of another type than earlier times.
+            For rows that do not fit the inputs; for a missing time, or a time of another type than earlier times.
         TieRefused, BudgetExceeded, CountOverflow
-            If a rule, the budget or an operator refuses the step. Operators raise further errors. Nothing changes then.
+            If a tie rule, the memory budget or an operator refuses the step. Operators raise further errors. The state
+            does not change then.
         ReplayMismatch, EpochSkipped
-            On durable state, for rows that differ from the committed ones, or an epoch that is neither the next nor
-            kept.
+            On durable state, for rows that differ from the committed rows, or for an epoch that is neither the next one
+            nor kept.
 
         Notes
         -----
@@ -170,9 +181,9 @@ class Engine(Reading, Closing):
             return calls.perform_call(asked, epoch, inputs, partial(dataflow.step, time=at))
 
     def push(self, inputs: Any, *, epoch: int | None = None) -> Step:
-        """Take in rows, which wait until their times close. Hold-back mode only.
+        """Ingest rows as events, which stay pending until their times close. Hold-back mode only.
 
-        Bad and late rows get their verdicts at once.
+        Bad and late rows get their verdicts immediately.
 
         Parameters
         ----------
@@ -187,7 +198,7 @@ class Engine(Reading, Closing):
         Raises
         ------
         WrongMode, LateEvent
-            In epoch mode; for an event behind the frontier under ``late="error"``.
+            If the flow is in epoch mode; for an event before the frontier if the spec has ``late="error"``.
         DdflowError
             The errors of `step`.
 
@@ -202,12 +213,12 @@ class Engine(Reading, Closing):
             return calls.perform_call(CallRequest("push", 0), epoch, inputs, dataflow.push)
 
     def advance_to(self, frontier: Time, *, epoch: int | None = None) -> Step:
-        """Close the times below ``frontier``. Hold-back mode only.
+        """Close all times below ``frontier``. Hold-back mode only.
 
         Parameters
         ----------
         frontier : int, date, datetime or str
-            An int64 in the unit of the time column, or a day or moment of its type; `CLOSED` closes all times.
+            An int64 in the unit of the time column, or a date or timestamp of its type. `CLOSED` closes all times.
         epoch : int, optional
             As in `step`.
 
@@ -219,13 +230,13 @@ class Engine(Reading, Closing):
         Raises
         ------
         WrongMode, TimeWentBack
-            In epoch mode; for a ``frontier`` below the current one.
+            If the flow is in epoch mode; for a ``frontier`` below the current frontier.
         TieRefused
             For a tie under ``tie="error"``; on durable state, also the errors of `step`.
 
         Notes
         -----
-        O(n) expected, for n released events.
+        O(n) expected, where n is the number of released events.
         """
         dataflow, calls = self.dataflow, self.calls
         with dataflow.guard.lock_for_write("advance_to"):
@@ -235,9 +246,9 @@ class Engine(Reading, Closing):
             return calls.perform_call(asked, epoch, {}, partial(dataflow.advance, to=to))
 
     def flush(self) -> int:
-        """Commit the calls since the last commit as one epoch, state and outputs together.
+        """Commit the calls since the last commit as one epoch, with their state and outputs.
 
-        With ``commit_every="call"``, every call has done so already.
+        With ``commit_every="call"``, there is nothing to commit, because every call commits itself.
 
         Returns
         -------
@@ -249,7 +260,8 @@ class Engine(Reading, Closing):
         SpecError
             If the state is not durable.
         Fenced, StorageFull, StorageFailed, OutcomeUnknown
-            If another writer has committed; if the commit failed; if it may have happened. Open the state again then.
+            `Fenced` if another writer has committed, the storage errors if the commit failed, and `OutcomeUnknown` if
+            the commit may have happened. Open the state again after any of these errors.
 
         Notes
         -----
@@ -270,25 +282,29 @@ class Engine(Reading, Closing):
         allow_empty: bool = False,
         epoch: int | None = None,
     ) -> Step:
-        """Replace the contents of an input by ``table``, from ``time`` on. Returns the differences. Epoch mode only.
+        """Replace the contents of an input by ``table``, starting at ``time``, and return the differences.
 
-        The rows of ``table`` win over any held order. Keys in the scope that ``table`` lacks are deleted, and counted
-        as ``verdicts.absent``. A missing column is null, with a warning; under a merge it keeps its values.
+        Epoch mode only. A row of ``table`` replaces the held row of its key, even if the held row has a greater order.
+        If ``table`` lacks a key that is in the scope, the key is deleted and counted in ``verdicts.absent``. A missing
+        column becomes null, and a warning is given. If the input has a merge, a missing column keeps its old values.
 
         Parameters
         ----------
         name : str
-            The input. Or ``{name: table}``, which replaces several in one step; with one input, its rows suffice.
+            The input. Or ``{name: table}``, which replaces several inputs in one step. If the flow has one input, you
+            may pass only its rows.
         table : table
-            A path or anything that speaks Arrow. A reader is consumed as a stream; 8 or 16 bytes a row stay in memory.
+            A path or any Arrow data. A reader is consumed as a stream; 8 or 16 bytes for each row stay in memory.
         time, epoch
             As in `step`.
         scope : str, optional
-            SQL over the row's columns. Only rows within it are replaced, and all rows of ``table`` must be in it.
+            A SQL condition over the row's columns. Only rows that meet it are replaced, and all rows of ``table`` must
+            meet it.
         order : mapping or scalar, optional
-            The order of the deletions, by column of ``order_by`` and ``seq``. By default the greatest in the table.
+            The order of the deletions: a value for each column of ``order_by`` and ``seq``. By default the greatest
+            order in the table.
         max_absent : int or str, optional
-            The most keys that may be deleted, as a number or a share of the held keys: 100, "50%".
+            The most keys that the call may delete, as a number or a share of the held keys: 100, "50%".
         allow_empty : bool
             Whether a ``table`` without rows may delete all keys.
 
@@ -297,7 +313,7 @@ class Engine(Reading, Closing):
         DuplicateKeys, OutOfScope, TooManyAbsent, EmptyContents
             If the table has a key twice, rows outside the scope, too few of the held keys, or no rows.
         ExpressionError, SpecError
-            For a bad scope or order.
+            For an invalid scope or order.
         DdflowError
             The errors of `step`. Nothing changes then.
 
@@ -319,18 +335,19 @@ class Engine(Reading, Closing):
         allow_empty: bool = False,
         epoch: int | None = None,
     ) -> Step:
-        """Rebuild an input from ``events``, its corrected history. Returns the differences. Epoch mode only.
+        """Replace the history of an input by ``events``, its corrected history, and return the differences.
 
-        Keys then hold the orders of the winners among these events. Keys without an event are deleted, as in `replace`.
+        Epoch mode only. After the call, each key has the row and the order of its winning event. A key that has no
+        event in ``events`` is deleted, as in `replace`.
 
         Parameters
         ----------
         name, time, epoch
             As in `replace`.
         events : table
-            Anything that speaks Arrow. A reader is consumed as a stream.
+            Any Arrow data. A reader is consumed as a stream.
         order : mapping or scalar, optional
-            As in `replace`. By default the greatest among the events.
+            As in `replace`. By default the greatest order among the events.
         allow_empty : bool
             Whether ``events`` without rows may delete all keys.
 
@@ -353,42 +370,44 @@ class Engine(Reading, Closing):
         )
 
     def evolve(self, columns: Any) -> None:
-        """Add columns to inputs, and widen types, between two calls. The next commit publishes them.
+        """Add columns to inputs, and widen the types of columns, between two calls.
 
-        New columns come last and are null in all existing rows. Integers, floats and text may become wider. Outputs
-        that pass all columns grow with their input; projections and groups do not.
+        The next commit publishes these changes to the plan. New columns are placed after the other columns, and are
+        null in all existing rows. Columns of integers, floats and text can be widened. If an output passes on all
+        columns of an input, the output gets the new columns. Outputs of projections and groups do not get new columns.
 
         Parameters
         ----------
         columns : schema or mapping
-            A schema or ``{column: type}``; for several inputs ``{input: columns}``. Other columns do not change.
+            A schema or ``{column: type}``; for several inputs ``{input: columns}``. Columns that you do not list do not
+            change.
 
         Raises
         ------
         SpecError, PlanChanged
-            For a type that is not wider or would rewrite state (`ddflow.evolve`). For a new name close to another
-            column's, which may be misspelled: declare it in the flow and open that instead. While calls are not
-            committed.
+            For a type that is not wider, or that needs a rewrite of the state (`ddflow.evolve`). For a new name that is
+            close to the name of another column, because it may be misspelled: declare the column in the flow, and open
+            that flow instead. Also if calls are not committed.
 
         Notes
         -----
-        O(rows) of the columns that widen, of all rows if a column is new.
+        O(rows) for the columns that widen. If a column is new, O(rows) for all columns.
         """
         evolve_engine(self.calls, columns)
 
     def compact(self, forget: bool = False) -> None:
-        """Merge each arrangement into one run, and publish the state as another version of the same epoch.
+        """Merge each arrangement into one run. Publish the state as a new version of the last epoch.
 
         Parameters
         ----------
         forget : bool
-            Also delete history up to the last closed time, and every byte of deleted rows. Earlier epochs can then not
-            be replayed, and earlier versions not read.
+            Also delete history up to the last closed time, and every byte of deleted rows. After that, you cannot
+            replay earlier epochs or read earlier versions.
 
         Raises
         ------
         SpecError
-            While calls are not committed, or new outputs have not returned their rows. With ``forget``, also while
+            If calls are not committed, or if no step has returned the rows of new outputs yet. With ``forget``, also if
             readers are open or sinks lag.
 
         Notes
@@ -419,25 +438,25 @@ class Engine(Reading, Closing):
         Parameters
         ----------
         sources : mapping of str to Source
-            By input, such as ``dd.sources.files("landing/*.csv", follow=True)``.
+            A source for each input name, such as ``dd.sources.files("landing/*.csv", follow=True)``.
         sinks : mapping of str to TableSink
-            By output, such as ``dd.sinks.duckdb("shop.duckdb", "by_city")``. They need a durable state.
+            A sink for each output name, on durable state: ``dd.sinks.duckdb("shop.duckdb", "by_city")``.
         interval : str
-            How long rows are gathered for an epoch.
+            How long the run gathers rows for an epoch.
         rows, room : int, and str or int
             The number of rows, and the approximate bytes, after which an epoch ends earlier.
         until : str or datetime, optional
-            The duration or the end. By default when all sources end, or after an epoch at `stop` or a signal.
+            The duration or the end. By default, a run ends with all sources, or after an epoch at `stop` or a signal.
         lateness : int or str, optional
             In hold-back mode, how far events may lag the greatest time seen, unless an input's spec sets it.
         idle : str, optional
             In hold-back mode, the silence after which a source no longer holds the frontier.
         sink_backlog : str or int
-            Bytes of updates that may wait for a sink (or 10,000 epochs). Above that, no more input is taken.
+            The bytes of updates that may wait for a sink. Above that, or 10,000 epochs, the run ingests no rows.
         give_up_after : str, optional
-            How long ddflow retries a source or a sink that fails; None: without end.
+            How long ddflow retries a source or a sink that fails. None retries without end.
         evolve : {"add", "stop"}
-            Whether to add a new column of a source after an epoch, or to end the run.
+            The action for a new column of a source: add the column after an epoch, or end the run.
         max_absent : int or str, optional
             The most keys that full contents of a source may delete, 100 or ``"50%"``, as in `replace`.
         on_epoch : callable, optional
@@ -446,32 +465,33 @@ class Engine(Reading, Closing):
         Returns
         -------
         RunDone
-            Its counts, and the reason for its end.
+            The counts of the run, and the reason for its end.
 
         Raises
         ------
         SpecError
             For an unknown name, an invalid option, or an output without the key that a mode needs.
         SinkRefused, SinkAhead
-            For a target that this state cannot write, or one with an epoch of another history.
+            For a target that this state cannot write, or a target with an epoch of another history.
         SourceFailed, SinkFailed
             For a failure that lasted ``give_up_after``; the state is complete.
         SourceChanged, SchemaMismatch, DdflowError
-            For a source that has changed; for a new or wider column; the errors of `step` and `evolve`.
+            For a source that has changed; for a new or wider column; and the errors of `step` and `evolve`.
 
         Notes
         -----
-        A state keeps updates for a sink until you `detach` it. You may open the state without the columns that a run
-        added.
+        The state keeps updates for a sink until you `detach` it. When you open the state later, the flow is allowed to
+        lack the columns that a run added.
         """
         waits = lateness, idle, sink_backlog, give_up_after
         options = RunOptions(interval, rows, until, *waits, room, evolve, max_absent)
         return RunLoop(self, sources or {}, sinks or {}, options, shows=True, on_epoch=on_epoch).run()
 
     def stop(self) -> None:
-        """End the current run after its epoch, which it commits; without a run, the next one returns at once.
+        """End the current run after the run commits its current epoch.
 
-        You may call it from any thread and from a signal handler, because it does not wait. `close` waits.
+        If no run is active, the next run returns immediately. You may call `stop` from any thread and from a signal
+        handler, because `stop` does not wait for the run to end. `close` waits.
         """
         self.calls.stopping = True
         self.calls.end_run()
@@ -484,60 +504,65 @@ class Engine(Reading, Closing):
         dry: bool = False,
         look: Look = lambda rows: None,
     ) -> dict[str, Synced]:
-        """Make the targets equal to the outputs as of the last epoch, by writing the differences.
+        """Make the target tables equal to the outputs as of the last epoch. Only the differences are written.
 
         Parameters
         ----------
         sinks : mapping of str to TableSink
             The sink of each output.
         adopt : bool
-            Whether to take over a table without a record, or with the record of another state.
+            Whether to take over a table that has no sink record, or the sink record of another state.
         dry : bool
-            Whether to report the differences only.
+            Whether to report the differences and write nothing.
         look : callable
-            Called with the number of rows read and written since its last call, for progress.
+            Called with the number of rows read and written since the last call, to report progress.
 
         Returns
         -------
         dict of str to Synced
-            By output, how many rows of the table were deleted, changed and added.
+            For each output, how many rows of the table were deleted, changed and added.
 
         Raises
         ------
         SinkRefused
-            For a table of another state, without ``adopt``, or of another shape; no row of any target is changed.
+            For a table of another state without ``adopt``, or a table with other columns. Then no row of any target is
+            changed.
         SinkFailed, SpecError
             As in `run`; the error lists the targets that were changed before the failure.
 
         Notes
         -----
-        O(rows of the outputs and the tables). All rows that differ are in memory.
+        O(rows of the outputs and the tables). All rows that differ must fit in memory.
         """
         self.calls.commit_waiting_calls("sync")
         return sync_targets(EngineEpochs(self.calls, "sync"), sinks, adopt, dry, look)
 
     def detach(self, *names: str) -> None:
-        """Detach sinks, so that the state keeps no updates for them, and sources with their positions.
+        """Detach sinks and sources.
+
+        After the call, the state keeps no updates for these sinks and no positions for these sources.
 
         Parameters
         ----------
         *names : str
-            Their names in `run`; ``sink:NAME`` or ``source:NAME`` if a sink and a source share a name.
+            The names of the sinks and sources in `run`. Use ``sink:NAME`` or ``source:NAME`` if a sink and a source
+            share a name.
 
         Raises
         ------
         SpecError
-            For a name that is not attached, or one that a sink and a source share.
+            For a name that is not attached, or a name that a sink and a source share.
 
         Notes
         -----
-        Target tables do not change. A source attached later is read from its beginning. O(what changed).
+        Target tables do not change. If a detached source is attached again, it is read from its beginning. O(what
+        changed).
         """
         self.calls.commit_waiting_calls("detach")
         detach_connectors(EngineEpochs(self.calls, "detach"), names)
 
     def watch(self, name: str, *, rows: int = 10, by: str | None = None, every: float = 0.2) -> Watch:
-        """Show an output in a notebook, as a table that follows each call, also within `run`.
+        """Show an output in a notebook as a table. The table is updated after each call, also during `run`.
 
         Parameters
         ----------
@@ -546,25 +571,25 @@ class Engine(Reading, Closing):
         rows : int
             The number of rows to show.
         by : str, optional
-            The column that orders them, such as ``"revenue desc"``; by default the first one.
+            The column that orders the rows, such as ``"revenue desc"``. By default the first column.
         every : float
             The least number of seconds between two drawings. Drawing takes a tenth of the time at most.
 
         Returns
         -------
         Watch
-            The table. `Watch.close` ends it, and the engine's `close` too.
+            The table. `Watch.close` and the engine's `close` end the updates of the table.
 
         Raises
         ------
         NotReadable
-            For an unknown name, or differences that are not kept.
+            For an unknown name, or an input of differences that does not keep its rows.
         SpecError
             For an unknown column.
 
         Notes
         -----
-        O(rows of the output) a drawing.
+        O(rows of the output) for each drawing.
         """
         self.node(name)
         watch = Watch(self.calls.dataflow, LiveRows(name, by, rows), every)
@@ -578,7 +603,7 @@ class Engine(Reading, Closing):
 
 
 class Flow(Plan, Explaining, ForeignVerbHints):
-    """A plan under construction, and `open`, which runs it.
+    """A plan under construction. The method `open` makes an engine that runs the plan.
 
     Attributes
     ----------
@@ -596,7 +621,7 @@ class Flow(Plan, Explaining, ForeignVerbHints):
 
     @classmethod
     def of(cls, plan: Plan) -> "Flow":
-        """Make a flow of a plan, such as a decoded one, so that you can open it.
+        """Make a flow from a plan, such as a decoded plan, so that you can open it.
 
         Parameters
         ----------
@@ -625,5 +650,5 @@ class Flow(Plan, Explaining, ForeignVerbHints):
 
     @accept_keyword_options(EngineOptions)
     def open(self, options: EngineOptions) -> Engine:
-        """Make an engine that runs this plan. Use it in a ``with``."""
+        """Make an engine that runs the plan of this flow. Use the engine in a ``with`` statement."""
         return Engine(self, options)

@@ -1,11 +1,12 @@
-"""Open a state with a plan, find its committed epochs, and publish new ones in sequence.
+"""Open a state with a plan, find its committed epochs, and publish new epochs in sequence.
 
-An engine and a driver of Spark tasks each have an `EpochLog`; an engine is a driver with one partition.
-`engine.commits` and `partitions.commit` know the contents of partitions and the rows of calls.
+Each engine and each driver of Spark tasks has an `EpochLog`. An `EpochLog` treats an engine like a driver with one
+partition. The contents of partitions and the rows of calls are handled in the modules `engine.commits` and
+`partitions.commit`.
 
-Guarantees: an epoch is one version of the state, published as a whole with its outputs or not at all. Its files and the
-names of its outputs are durable before its manifest. Its outputs become visible after the manifest, and only then older
-versions are deleted.
+Guarantees: an epoch is one version of the state. An epoch is published together with all its outputs, or not at all.
+The files of an epoch and the names of its outputs are durable before its manifest is published. The outputs of an epoch
+become visible after its manifest is published. Older versions are deleted only after the outputs are visible.
 """
 
 import math
@@ -63,16 +64,22 @@ from ddflow.storage.opening import open_store
 from ddflow.storage.protocol import GREATEST, Blob, Store
 
 KEPT: Final = 8
-"""The number of epochs that can be replayed."""
+"""The number of recent epochs that can be replayed."""
 TIDY: Final = 2_000
-"""The most inventories in a state whose commits collect garbage. Larger states need ``ddflow gc``."""
+"""The maximum number of inventories of a state. Commits collect no garbage in a state with more inventories.
+
+If a state has more, run ``ddflow gc``.
+"""
 
 Fits = Callable[[Manifest, str], None]
-"""Raises an error if the version of a place does not fit the options of the open call."""
+"""A function that checks whether a version of the state fits the options of the open call.
+
+The second argument is the place of the state. The function raises an error if the version does not fit.
+"""
 
 
 class LogOptions(NamedTuple):
-    """How a state is opened, see `Flow.open`. ``keep``: the number of epochs that can be replayed."""
+    """The options for opening a state; see `Flow.open`. ``keep``: the number of epochs that can be replayed."""
 
     outputs: str | PathLike[str] | None = None
     trust: str = "owner"
@@ -82,11 +89,11 @@ class LogOptions(NamedTuple):
 
 
 class EpochLog:
-    """The epochs of a state. `EpochLog.open` makes it.
+    """The epochs of a state. `EpochLog.open` makes an `EpochLog`.
 
-    ``flow``: the state's plan, at the time of opening. ``manifest_log``: its manifests. ``change``: the difference
-    between the plan and the state's. ``outputs``: the folders of outputs. ``keep``: the number of epochs that can be
-    replayed.
+    ``flow``: the state's plan, at the time of opening. ``manifest_log``: the state's manifests. ``change``: the
+    difference between the current plan and the plan of the newest manifest. ``outputs``: the folders of outputs.
+    ``keep``: the number of epochs that can be replayed.
 
     >>> import ddflow as dd
     >>> from ddflow.storage.memory import MemoryStore
@@ -99,7 +106,7 @@ class EpochLog:
     >>> log.find_committed_epoch(3, "epoch 3")
     Traceback (most recent call last):
         ...
-    ddflow.errors.EpochSkipped: epoch 3: the last one committed is 1, and the outputs of [1] are kept; give epoch 2
+    ddflow.errors.EpochSkipped: epoch 3: the last committed epoch is 1, and the outputs of [1] are kept; pass epoch=2
     """
 
     def __init__(self, flow: Plan, manifest_log: ManifestLog, change: PlanChange, outputs: Outputs, keep: int) -> None:
@@ -107,11 +114,11 @@ class EpochLog:
         self.set_plan(flow)
         manifest = manifest_log.manifest
         self.sources, self.sinks = dict(manifest.sources), dict(manifest.sinks)
-        """The sources and sinks of the next version."""
+        """The positions of sources and sinks to publish with the next version."""
         self.added = dict(manifest.added)
-        """By input, the columns that it got from its source."""
+        """For each input, the columns that a source has added."""
         self._tidy = False
-        """Whether the files of earlier writers were checked for garbage."""
+        """Whether this log has already collected the garbage of earlier writers."""
 
     @classmethod
     def open(
@@ -124,12 +131,13 @@ class EpochLog:
         options: LogOptions | None = None,
         catches_up: bool = False,
     ) -> Self:
-        """Open a state, or make a new one with ``partitions``. O(plan).
+        """Open a state, or create a new state with ``partitions`` partitions. O(plan).
 
-        The first process publishes a new state with its plan, so the plan is compared after that too. Until the first
-        commit, any plan fits. ``flow``: frozen. ``catches_up``: whether the flow may lack columns that the state got
-        from its sources. Raises `PlanChanged`, `SpecError`, `CorruptState`, the errors of ``fits`` and of the store.
-        Nothing was made then, except perhaps a new state.
+        If two processes create a state at the same time, only one of them publishes its plan. So even after a creation,
+        the plan is compared with the state. Until the first commit, any plan is accepted. ``flow``: the frozen plan.
+        ``catches_up``: whether the flow is allowed to lack columns that sources added to the state. Raises
+        `PlanChanged`, `SpecError`, `CorruptState`, and the errors of ``fits`` and of the store. After an error, nothing
+        was created, except that a new empty state may exist.
         """
         check_storable_types(flow)
         options = options or LogOptions()
@@ -164,7 +172,7 @@ class EpochLog:
         return cls(flow, manifest_log, change, where, options.keep)
 
     def check_storable_columns(self, flow: Plan) -> None:
-        """Raise `SpecError` for columns that the files of a state, or its output folder, cannot hold. O(columns)."""
+        """Raise `SpecError` if a column has a type that the files of a state or the output folder cannot store."""
         check_storable_types(flow)
         if self.outputs.sink is not None:
             self.outputs.sink.check_claim(
@@ -172,25 +180,29 @@ class EpochLog:
             )
 
     def evolve_columns(self, flow: Plan, columns: Mapping[str, Sequence[str]]) -> None:
-        """Continue with wider or more columns, which the next version has. ``columns``: new ones, by input. O(plan)."""
+        """Continue with a plan whose columns are wider or new. ``columns``: the new columns, by input. O(plan)."""
         self.added |= {name: (*self.added.get(name, ()), *of) for name, of in columns.items()}
         self.set_plan(flow)
         self.change = compare_plans(self.manifest_log.manifest.plan, flow, self.manifest_log.store.where)
 
     def set_plan(self, flow: Plan) -> None:
-        """Continue with another plan, such as one with another type of times, which the next version has. O(plan)."""
+        """Continue with another plan, for example with another type of times. The next version contains this plan.
+
+        O(plan).
+        """
         self.plan = describe_plan(flow)
         self.fingerprint = fingerprint_plan(self.plan)
 
     @property
     def epoch(self) -> int:
-        """The last committed epoch."""
+        """The number of the last committed epoch."""
         return self.manifest_log.manifest.epoch
 
     def resume_from_newest_version(self, files: set[str]) -> set[str]:
-        """Continue from the newest version, and publish its outputs. O(its files). Raises `StorageFailed`.
+        """Continue from the newest version of the state, and publish the outputs of this version.
 
-        ``files``: the names of its inventories and of all files in them. Returns these names and the names of output
+        O(number of files of the version). Raises `StorageFailed`. ``files``: the names of the version's inventories,
+        and the names of all files that these inventories list. Returns ``files`` together with the names of output
         files.
         """
         self.manifest_log.names = files | list_state_file_names(self.manifest_log.manifest.output_files())
@@ -200,14 +212,14 @@ class EpochLog:
     def close(self) -> None:
         """Close the store. A second call does nothing."""
         self.manifest_log.wait_for_sweep()
-        with suppress(DdflowError):  # the next opening of the state repeats it
+        with suppress(DdflowError):  # the next opening of the state repeats the call
             self.outputs.sync_sinks()
         self.manifest_log.store.close()
 
     def find_committed_epoch(self, epoch: int, asked: str) -> Epoch | None:
-        """Return the record of a committed epoch; None if it is the next one. O(epochs kept).
+        """Return the record of a committed epoch. Return None for the next epoch. O(epochs kept).
 
-        ``asked``: the request, for messages. Raises `EpochSkipped` for any other epoch.
+        ``asked``: the request, for messages. Raises `EpochSkipped` for every other epoch.
         """
         if epoch == self.epoch + 1:
             return None
@@ -217,20 +229,26 @@ class EpochLog:
         return found
 
     def make_skip_error(self, asked: str) -> EpochSkipped:
-        """Make the error for an epoch that is neither the next one nor kept."""
+        """Make the error for an epoch that is not the next epoch and is not kept."""
         return EpochSkipped(
             asked,
-            f"the last one committed is {self.epoch}, and the outputs of "
+            f"the last committed epoch is {self.epoch}, and the outputs of "
             f"{[each.epoch for each in self.manifest_log.manifest.receipts]} are kept",
-            f"give epoch {self.epoch + 1}",
+            f"pass epoch={self.epoch + 1}",
         )
 
     def add_receipt(self, epoch: Epoch) -> tuple[Epoch, ...]:
-        """Add an epoch to the receipts of the newest manifest; `publish_version` drops unneeded ones. O(receipts)."""
+        """Return the receipts of the newest manifest, followed by ``epoch``.
+
+        `publish_version` drops receipts that are no longer needed. O(receipts).
+        """
         return (*self.manifest_log.manifest.receipts, epoch)
 
     def find_past_schemas(self, epoch: int) -> PastSchemas | None:
-        """Return the columns of an epoch at its commit; None if the plan still has them. O(past columns)."""
+        """Return the columns that inputs and outputs had at an epoch. Return None if they are still the same.
+
+        O(past columns).
+        """
         manifest, where = self.manifest_log.manifest, f"the manifest of {self.manifest_log.store.where}"
         known = retain_past_columns(manifest.past, self._previous_plan, manifest.epoch, manifest.oldest_epoch)
         return find_past_schemas([PastSchemas.from_record(each, where) for each in known], epoch)
@@ -238,18 +256,18 @@ class EpochLog:
     def read_call_output(
         self, epoch: int, name: str, output: Output, schema: pa.Schema, there: pa.Schema | None, batches: BatchStore
     ) -> pa.Table:
-        """Read the updates of an output in one call of an epoch, in its current columns. O(bytes).
+        """Read the updates that one call of an epoch made to an output, in the current columns of the output. O(bytes).
 
-        ``there``: the columns at that time, None if they are the same. Raises `CorruptState`, and `SchemaMismatch` for
-        a value that does not fit its current type.
+        ``there``: the columns at the commit of the epoch, None if they have not changed. Raises `CorruptState`. Raises
+        `SchemaMismatch` if a value does not fit the current type of its column.
         """
         read, columns = self.outputs.read_fragment, schema if there is None else there
         table = pa.concat_tables(read(epoch, Fragment(name, blob), columns, batches) for blob in output.blobs)
         if table.num_rows != output.rows:
             raise CorruptState(
                 f"the files {[blob.name for blob in output.blobs]} of {self.manifest_log.store.where}",
-                f"they have {table.num_rows:,} rows, the manifest says {output.rows:,}",
-                ErrorText("restore them from a copy, or go back with ", CommandFix("rollback")),
+                f"they have {table.num_rows:,} rows, but the manifest says {output.rows:,}",
+                ErrorText("restore them from a backup, or go back with ", CommandFix("rollback")),
             )
         if there is None:
             return table
@@ -257,25 +275,27 @@ class EpochLog:
             return pa.Table.from_batches([conform_to_wider_schema(table, schema)])
         except InexactValue as error:
             raise SchemaMismatch(
-                f"epoch {epoch} given again",
-                f"column {error.column!r} of output {name!r} had a value that its type of now does not hold: {error}",
-                "go on with the next epoch",
+                f"replay of epoch {epoch}",
+                f"column {error.column!r} of output {name!r} had a value that does not fit its current type: {error}",
+                "continue with the next epoch",
                 column=error.column,
             ) from None
 
     @property
     def _previous_plan(self) -> Plan | None:
-        """The plan of the newest version, if it has other columns than the current plan."""
+        """The plan of the newest version; None if the current plan has the same columns."""
         return None if self.manifest_log.manifest.fingerprint == self.fingerprint else self.change.before
 
     def publish_version(
         self, receipts: tuple[Epoch, ...], inventories: tuple[Blob, ...], files: set[str], note: str, **state: Any
     ) -> None:
-        """Publish the next version, for a new epoch, the last of ``receipts``, or as another version of the same epoch.
+        """Publish the next version.
 
-        ``inventories``: one for each part. ``files``: the names of all files in them. ``state``: the changed fields of
-        the manifest. O(what changed); the first call also collects garbage of earlier writers. Raises `Fenced`,
-        `StorageFull`, `StorageFailed` if it did not happen, and `OutcomeUnknown` if it may have.
+        If ``receipts`` end with a new epoch, the version belongs to this epoch. Otherwise the version belongs to the
+        same epoch as the newest version. ``inventories``: one for each partition. ``files``: the names of all files in
+        the inventories. ``state``: the changed fields of the manifest. O(what changed). The first call also collects
+        the garbage of earlier writers. Raises `Fenced`, `StorageFull` or `StorageFailed` if the version was not
+        published. Raises `OutcomeUnknown` if it is unknown whether the version was published.
         """
         before = self.manifest_log.manifest
         backlog, receipts = self._select_backlog(receipts)
@@ -302,44 +322,48 @@ class EpochLog:
             self.change = PlanChange()
 
     def publish_connector_positions(self, note: str) -> None:
-        """Publish only the positions of sources, and of sinks of existing outputs. Like `publish_version`."""
+        """Publish the positions of sources and sinks, but no new state. A sink is left out if its output is new.
+
+        Like `publish_version`.
+        """
         log, sinks = self.manifest_log, {n: each for n, each in self.sinks.items() if n not in self.change.outputs}
         log.wait_for_sweep()
         new = replace(log.manifest, sources=dict(self.sources), sinks=sinks)
         log.commit(new, log.manifest.inventories, log.names, note)
 
     def _select_backlog(self, receipts: tuple[Epoch, ...]) -> tuple[tuple[BacklogFile, ...], tuple[Epoch, ...]]:
-        """Return the backlog and the receipts of the next version. O(changes + log kept)."""
+        """Return the backlog and the receipts for the next version. O(changes + kept part of the log)."""
         log = self.manifest_log
         taken, backlog = (
             min(sink.epoch for sink in self.sinks.values()) if self.sinks else GREATEST,
             log.manifest.backlog,
         )
-        if backlog and self.outputs.has_new_sink:  # drop epochs that only the old folder has
+        if backlog and self.outputs.has_new_sink:  # drop the epochs whose updates are only in the old folder
             backlog, receipts = (), (*log.backlog.list_receipts(backlog, taken), *receipts)
         return log.backlog.move_receipts(
             backlog, log.add_digest_to_receipts(self.outputs.select_readable_receipts(receipts)), self.keep, taken
         )
 
     def finish_epoch(self, apart: float = math.inf) -> None:
-        """Publish the outputs of the newest epoch, then delete expired versions. O(its files + deleted files).
+        """Publish the outputs of the newest epoch. Then delete expired versions. O(published files + deleted files).
 
-        ``apart``: as in `ManifestLog.sweep_old_manifests`. Raises `OutcomeUnknown`; the epoch is committed then.
+        ``apart``: as in `ManifestLog.sweep_old_manifests`. Raises `OutcomeUnknown` if the epoch is committed but its
+        outputs could not be published.
         """
         try:
             self.outputs.publish_fragments(self.manifest_log.manifest.receipts[-1:])
-        except (StorageFull, StorageFailed) as error:  # these would say that the commit failed
+        except (StorageFull, StorageFailed) as error:  # these errors would say that the commit failed
             raise OutcomeUnknown(
                 f"commit epoch {self.epoch}",
-                f"it is committed, and its outputs are hidden: {error.found}",
-                "open the state again, which shows them",
+                f"it is committed, but its outputs are still hidden: {error.found}",
+                "open the state again to show them",
             ) from error
         self.manifest_log.sweep_old_manifests(apart)
 
     def _collect_garbage_once(self) -> None:
-        """Collect garbage once, and adopt the versions of earlier writers. O(their files). Never fails.
+        """Collect garbage once. Also load the manifests of earlier writers. O(files of earlier writers). Never raises.
 
-        If a file is unaccounted for, nothing is deleted; ``ddflow gc`` says why.
+        If a manifest cannot be read, nothing is deleted, and ``ddflow gc`` tells the reason.
         """
         self._tidy = True
         store = self.manifest_log.store
@@ -352,7 +376,7 @@ class EpochLog:
 
 
 def check_storable_types(flow: Plan) -> None:
-    """Raise `SpecError` for a column that the files of a state cannot hold. O(columns)."""
+    """Raise `SpecError` if the files of a state cannot store the type of a column. O(columns)."""
     schemas: dict[str, pa.Schema] = {f"input {name!r}": input.bound.schema for name, input in flow.inputs.items()}
     schemas |= {f"output {name!r}": node.schema for name, node in flow.outputs.items()}
     for what, schema in schemas.items():
@@ -361,6 +385,6 @@ def check_storable_types(flow: Plan) -> None:
                 raise SpecError(
                     f"open a state with {what}",
                     f"its column {field.name!r} is {field.type}, which files of a state cannot hold",
-                    "declare another type, or project it away",
+                    "declare another type, or omit the column with project(...)",
                     column=field.name,
                 )

@@ -1,10 +1,10 @@
 """Evolve the columns of an engine between two calls: add columns to inputs, widen types, and convert the state.
 
-Guarantees: the engine then behaves like one that was opened on its state with the evolved plan. Unchanged identities
-are not computed again. Widening reads only the columns that widen. A new column is part of the row hash, so it causes
-all rows to be hashed again. On durable state, the next commit publishes the evolved plan; a crash before it leaves the
-old one.
-Limits: changes that would rewrite state are refused, and also changes in the meaning of an expression or a merge.
+Guarantees: after `evolve`, the engine behaves as if its state had been opened with the evolved plan. If the identity of
+a row stays the same, it is not computed again. If types are widened, only the widened columns are read. If a column is
+new, all rows are hashed again, because the row hash includes all columns. On durable state, the next commit publishes
+the evolved plan. If the process crashes before that commit, the state keeps the old plan. Limits: a change is refused
+if it would rewrite state, or if it would change the meaning of an expression or a merge.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ASKED = "engine.evolve"
 
 
 def evolve_engine(calls: EngineCalls, given: Any, found: bool = False) -> None:
-    """Implement `Engine.evolve`. ``found``: whether a source brought the columns, so that no user typed their names.
+    """Implement `Engine.evolve`. ``found``: whether the columns come from a source and not from a user.
 
     >>> import pyarrow as pa, ddflow as dd
     >>> flow = dd.Flow()
@@ -70,7 +70,7 @@ def evolve_engine(calls: EngineCalls, given: Any, found: bool = False) -> None:
 
 
 def convert_dataflow(dataflow: Dataflow, plan: Plan, nodes: Nodes, change: PlanChange) -> None:
-    """Convert the rows of a dataflow to the columns of the evolved plan. O(rows that change)."""
+    """Convert the rows in a dataflow to the columns of the evolved plan. O(changed rows)."""
     old, graph = dataflow.graph, Graph(plan, dataflow.secret, dataflow.graph.winners, dataflow.threads)
     for name, upsert in graph.inputs.items():
         was, added = old.inputs[name], change.columns.get(name, ())
@@ -108,7 +108,10 @@ def convert_dataflow(dataflow: Dataflow, plan: Plan, nodes: Nodes, change: PlanC
 
 
 def _move_arrangements(was: ReadableNode, running: ReadableNode, dataflow: Dataflow) -> None:
-    """Move the arrangements of the previous operator to the new one, with its columns."""
+    """Move the arrangements of an operator to the operator that replaces it in the evolved plan.
+
+    The arrangements are converted to the columns of the new operator.
+    """
     for arranged, new in zip(was.arrangements, running.arrangements, strict=True):
         if has_changed_identities(was.identified, running.identified):
             below, home = bool(arranged.unindexed_parts), dataflow.budget.home

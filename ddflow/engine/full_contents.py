@@ -1,10 +1,10 @@
-"""Compare the full contents of an input with the held keys, and make the deletions of absent keys.
+"""Compare the full contents of an input with the held keys, and make delete events for the absent keys.
 
-Contents and state may be larger than memory. So only the identities of the rows are kept, 8 bytes for a key of one
-number, else 16. The held keys are walked range by range in the same order, and a row is gathered only if its key is
-absent.
-Guarantees: `FullContents.make_absent_key_deletions` yields each live key in the scope that no row names, once. Nothing
-is resolved here, and nothing changes.
+Both the contents and the state can be larger than memory. So the module keeps only the identity of each row: 8 bytes if
+the key is a single number, else 16 bytes. The comparison walks the held keys in the order of their identities, one
+range after the other. The row of a key is gathered only if the key is absent. Guarantees:
+`FullContents.make_absent_key_deletions` yields each live key in the scope that no row of the contents has, and yields
+it only once. The comparison does not resolve events or change state.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -39,19 +39,19 @@ from ddflow.plan.inputs.spec import Upsert as Spec
 from ddflow.storage.feeding import Word
 
 NAMED = 5
-"""The most keys or rows that an error names."""
+"""The maximum number of keys or rows that an error lists."""
 SECRET = Secret(0, 0)
-"""The secret of hashes that serve one comparison."""
+"""The secret for hashes that are used only in one comparison and never stored."""
 PIECE = 1 << 16
-"""The number of absent keys that are gathered together."""
+"""The number of absent keys in one batch of deletions."""
 
 
 class FullContents:
-    """The full contents of an input.
+    """The full contents of one input.
 
-    ``upsert``: the input. ``asked``: its name in messages. ``scope``: SQL over the row's columns. ``order``: the order
-    of the tombstones of absent keys; see `parse_order`. Raises `SpecError` and `ExpressionError` for an order or a
-    scope that does not fit the input.
+    ``upsert``: the input. ``asked``: the text that names the call in messages. ``scope``: a SQL condition over the
+    row's columns. ``order``: the order of the tombstones of absent keys; see `parse_order`. Raises `SpecError` and
+    `ExpressionError` if the order or the scope does not fit the input.
 
     >>> import pyarrow as pa, ddflow as dd
     >>> flow = dd.Flow()
@@ -68,23 +68,26 @@ class FullContents:
         self.upsert, self.bound, self.asked, self.rows = upsert, upsert.bound, asked, 0
         self.text, self.scope = scope, None
         if self.bound.merging is not None and self.bound.merging.machine is not None:
-            raise SpecError(asked, "it has a machine, which makes of events what it holds", "step it with events")
+            raise SpecError(asked, "its merge is a machine, which computes rows from events", "pass events to step")
         if scope is not None:
             self.scope = compile_expression(scope, self.bound.row_schema, boolean=True, what=f"the scope of {asked}")
         self.ordered = list_order_columns(self.bound.spec)
         self.order = None if order is None else parse_order(order, self.ordered, self.bound.schema, asked)
         self._fixed = order is not None
         self.spelled = None if self.order is None else encode_order(self.order)
-        """The given order, encoded for a manifest."""
+        """The order that the caller passed, in the encoding of a manifest; None if no order was passed."""
         self.named = 0
-        """The number of held keys that the contents name, once `make_absent_key_deletions` is exhausted."""
+        """The number of held keys that occur in the contents.
+
+        Only keys that `make_absent_key_deletions` has compared count.
+        """
         self._ids: list[tuple[Words, Words]] = []
 
     def add_rows(self, events: pa.RecordBatch) -> None:
-        """Add rows of the contents. O(rows). Raises `OutOfScope`."""
+        """Add rows to the contents. O(rows). Raises `OutOfScope` if rows are outside the scope."""
         begin, self.rows = self.rows, self.rows + events.num_rows
         if self.bound.spec.null_key != "keep" and (keyless := self.bound.mark_events_without_key(events)).any():
-            # These rows are bad or refuse the call, so they name no key.
+            # Rows without a key are bad or cause an error, so no held key matches them.
             events = events.filter(pa.array(keyless == 0))
         if not events.num_rows:
             return
@@ -94,11 +97,11 @@ class FullContents:
                 self.asked,
                 f"{outside.size:,} rows from row {begin:,} on are not in the scope "
                 f"{shorten(repr(self.text))}, first {keys}",
-                "leave them out, or widen the scope; nothing was taken in",
+                "skip them, or widen the scope; nothing was ingested",
             )
         self._ids.append(self.upsert.keys.identify_rows(events))
         if self.bound.spec.exclusive and self.bound.merging is not None:
-            # Bad rows name their keys, but do not affect the order of deletions.
+            # The key of a bad row counts as present, but the row does not affect the order of deletions.
             events = events.filter(pa.array(self.bound.merging.mark_misordered_events(events) == 0))
         if self.ordered and not self._fixed and events.num_rows:
             best = events.select(self.ordered)
@@ -106,7 +109,7 @@ class FullContents:
             if self.order is not None:
                 both = pa.concat_batches([self.order, best])
                 best = both.slice(find_greatest_row(both), 1)
-            self.order = pa.concat_batches([best])  # copied, to free the other rows
+            self.order = pa.concat_batches([best])  # a copy, so that the other rows can be freed
 
     def sort_identities(self) -> SortedRows:
         """Sort the identities of all rows. O(rows)."""
@@ -115,9 +118,9 @@ class FullContents:
         return sort_by_identity(np.concatenate(highs), np.concatenate(lows), None, self.upsert.threads)
 
     def refuse_duplicate_keys(self, by: SortedRows, rows: Iterable[Events], began: int) -> None:
-        """Raise `DuplicateKeys` if a key has several rows. O(keys).
+        """Raise `DuplicateKeys` if a key occurs in several rows. O(keys).
 
-        ``rows``: all rows, for the message. ``began``: the number of the first row among all events.
+        ``rows``: all rows, for the message. ``began``: the arrival number of the first row.
         """
         twice = np.flatnonzero(np.diff(by.starts) > 1)
         if not twice.size:
@@ -138,22 +141,22 @@ class FullContents:
                 Row(one, ": the first of them in "),
                 Row(other, ", and in "),
             ),
-            "full contents name each key once: mend them; nothing was taken in",
+            "fix the contents so that each key has one row; nothing was ingested",
         )
 
     def make_absent_key_deletions(self, by: SortedRows) -> Iterator[pa.RecordBatch]:
-        """Make a row for each key to delete, in the columns of the input's events.
+        """For each key to delete, make a row that has the columns of the input's events.
 
-        ``by``: the result of `sort_identities`. The row's columns have the stored values, order and sequence are the
-        tombstone's, and other columns are null. O(keys held + rows of absent keys). Raises `SpecError` if there is no
-        order.
+        ``by``: the result of `sort_identities`. The columns of the input's rows contain the stored values. The
+        ``order_by`` and ``seq`` columns contain the order of the deletion. All other columns are null. O(held keys +
+        rows of absent keys). Raises `SpecError` if keys must be deleted but no order is known.
         """
         arranged, schema = self.upsert.output_arrangement, self.bound.row_schema
         for high, low, references in walk_live_keys(arranged):
             missing = ~mark_present_identities(by, high, low)
             self.named += missing.size - int(np.count_nonzero(missing))
             if self.upsert.expiring is not None:
-                # Expired keys are not held, and their deletion leaves no tombstone.
+                # An expired key does not count as held, and its deletion leaves no tombstone.
                 missing &= ~self.upsert.expiring.mark_expired_keys(high, low)
             gone = references[missing]
             for begin in range(0, gone.size, PIECE):
@@ -170,8 +173,8 @@ class FullContents:
             if self.order is None:
                 raise SpecError(
                     self.asked,
-                    "there are keys to delete, and no row whose order they could be deleted by",
-                    f"give order=, for {self.ordered}; nothing was taken in",
+                    "there are keys to delete, but no row whose order the deletions could use",
+                    f"pass order= for {self.ordered}; nothing was ingested",
                 )
             first = pa.array(np.zeros(n, np.int64))
             columns |= {name: self.order.column(name).take(first) for name in self.ordered}
@@ -181,31 +184,34 @@ class FullContents:
 
 
 def list_order_columns(spec: Spec | Differences) -> list[str]:
-    """List the columns of an event's order, and the column of its sequence."""
+    """List the ``order_by`` columns of an input, and its ``seq`` column if there is one."""
     return [*spec.order_by, *([spec.seq] if spec.seq else [])]
 
 
 def parse_order(order: Any, names: list[str], schema: pa.Schema, asked: str) -> pa.RecordBatch:
-    """Convert an order that a caller gives to one row of the columns ``names``. O(1). Raises `SpecError`.
+    """Convert the ``order=`` argument of a call to one row with the columns ``names``. O(1). Raises `SpecError`.
 
-    A caller gives values by column, or the value of the only column.
+    ``order``: a mapping of column to value, or the value of the only column.
     """
     if not names:
-        raise SpecError(asked, f"order={order!r}, and the input keeps no order", "leave order= out")
+        raise SpecError(asked, f"order={order!r} was passed, but the input keeps no order", "omit order=")
     values = order if isinstance(order, Mapping) else {names[0]: order} if len(names) == 1 else {}
     if set(values) != set(names):
-        raise SpecError(asked, f"order={order!r}", f"give a value for each of {names}, by name")
+        raise SpecError(asked, f"order={order!r}", f"pass a value for each of {names}, by name")
     fields = [schema.field(name) for name in names]
     try:
         columns = [pa.array([values[f.name]], f.type) for f in fields]
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError, TypeError) as error:
         kinds = [str(field.type) for field in fields]
-        raise SpecError(asked, f"order={order!r} ({error})", f"give values of {kinds}") from None
+        raise SpecError(asked, f"order={order!r} ({error})", f"pass values of {kinds}") from None
     return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
 
 
 def encode_order(order: pa.RecordBatch) -> tuple[Word, ...]:
-    """Encode an order, one row, as one JSON value for each column; `decode_order` decodes it. O(columns)."""
+    """Encode an order as one JSON value for each column. ``order``: a batch of one row.
+
+    `decode_order` decodes the values. O(columns).
+    """
     out: list[Word] = []
     for column in order.columns:
         kind, value = column.type, column[0].as_py() if column.null_count or not is_word_type(column.type) else None
@@ -219,7 +225,10 @@ def encode_order(order: pa.RecordBatch) -> tuple[Word, ...]:
 
 
 def decode_order(words: Sequence[Word], names: Sequence[str], schema: pa.Schema) -> dict[str, pa.Scalar]:
-    """Decode the words of `encode_order`, by column name. O(columns). Raises `CorruptState` for any other words."""
+    """Decode the values that `encode_order` made. Return a value for each column name. O(columns).
+
+    Raises `CorruptState` if the values do not fit the columns.
+    """
     out = {}
     try:
         for name, word in zip(names, words, strict=True):
@@ -238,16 +247,17 @@ def decode_order(words: Sequence[Word], names: Sequence[str], schema: pa.Schema)
     except (ValueError, TypeError, OverflowError, ArithmeticError, pa.ArrowException) as error:
         raise CorruptState(
             f"the order {list(words)!r} of full contents",
-            f"it is none of {list(names)} ({error})",
-            "restore the state from a copy, or mark the log's parts with orders of their own",
+            f"it does not fit the columns {list(names)} ({error})",
+            "restore the state from a backup, or mark each part of the log with its own order",
         ) from None
     return out
 
 
 def find_greatest_row(rows: pa.RecordBatch) -> int:
-    """Find the greatest row by its columns, left to right, with null smallest and NaN largest. Needs at least one row.
+    """Find the greatest row. Rows are compared column by column, from left to right.
 
-    O(n); O(n log n) for text and decimals.
+    Null is the smallest value, and NaN the largest. There must be at least one row. O(n). For text and decimals, O(n
+    log n).
     """
     left = np.arange(rows.num_rows)
     for column in rows.columns:
@@ -270,14 +280,15 @@ def find_greatest_row(rows: pa.RecordBatch) -> int:
 
 
 def mark_present_identities(by: SortedRows, high: Words, low: Words) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Mark the identities that are in ``by``, as bool[n]. O(n log rows)."""
+    """Return bool[n], which marks the identities that are among the sorted identities ``by``. O(n log rows)."""
     out = np.zeros(high.size, np.bool_)
     if not by.high.size:
         return out
     at = np.searchsorted(by.high, high)
     left = np.arange(high.size)
     while left.size:
-        # Usually one iteration: identities share a first word only if a null and a value collide.
+        # There is usually one iteration. A null and a value can collide. Only then do two identities have the same
+        # first word.
         left = left[at[left] < by.high.size]
         left = left[by.high[at[left]] == high[left]]
         found = by.low[at[left]] == low[left] if low.size else np.ones(left.size, np.bool_)

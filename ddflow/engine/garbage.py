@@ -1,13 +1,14 @@
-"""Collect garbage: delete files that no version of a state names, while other processes use the state.
+"""Collect garbage. Delete the files that no version of a state names, while other processes may use the state.
 
-Guarantees: no deleted file is named by a kept or a later manifest. If a file cannot be accounted for, nothing is
-deleted.
-Rule: a file put before manifest K was published, and not named by K, is named by no later manifest. Only a writer with
-K publishes K + 1, and it names files of K or newer ones. A rollback names copies, which are newer too. So a decision
-from K stays right, even if its process is paused for a week, fenced and resumed. The store's clock tells whether a file
-was put before K: it is older than the youngest file of K, and that is older than K. Files are listed before manifests
-are read, so files put and published meanwhile count as named. Files put after K stay until K + 1 is published, however
-old they are.
+Guarantees: no kept manifest and no later manifest names a deleted file. If any needed manifest or inventory cannot be
+read, nothing is deleted. Rule: if a file was put before manifest K was published, and K does not name the file, no
+later manifest names it. A writer can publish K + 1 only after reading K, and K + 1 names only files of K and newer
+files. A rollback names copies of files, and these copies are newer files. So if manifest K allows the deletion of a
+file, the file can also be deleted later, even if the deleting process is paused for a week, fenced and resumed. A file
+counts as put before K if, by the clock of the store, the file is older than the youngest file of K. The youngest file
+of K is older than K. `gc` lists files before it reads manifests. So a file that is put and published while `gc` runs
+counts as named. If a file was put after manifest K was published, the file stays until K + 1 is published, whatever its
+age.
 """
 
 import math
@@ -27,9 +28,12 @@ from ddflow.storage.opening import State, Trust, open_existing_store
 from ddflow.storage.protocol import Blob, BlobEntry, Store
 
 DAY: Final = 86_400.0
-"""The seconds after which a file without a manifest is garbage."""
+"""The age in seconds after which a file that no manifest names is garbage."""
 TICK: Final = 2.0
-"""Seconds by which a file must be older than another to count as put earlier. Some stores' clocks are this coarse."""
+"""A file counts as put before another file only if it is older by more than this number of seconds.
+
+Clocks of some stores are coarse.
+"""
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,7 @@ class CollectedGarbage:
     waiting, bytes_waiting : int
         The number of files without a manifest that may still be needed, and their bytes.
     outputs : list of str
-        The places in the sink of the outputs with fragments of failed commits.
+        The paths of the deleted fragments that failed commits left in the folder of outputs.
 
     Examples
     --------
@@ -80,18 +84,18 @@ def gc(
     dry_run: bool = False,
     trust: Trust = "owner",
 ) -> CollectedGarbage:
-    """Delete the expired versions of a state, and files that no version names.
+    """Delete the expired versions of a state, and delete the files that no version names.
 
     Parameters
     ----------
     state : str, path or Store
         The state's folder, or ``s3://bucket/prefix``.
     grace : float
-        How many seconds a version outlives its successor. The two newest versions stay.
+        How many seconds a version is kept after the next version was published. The two newest versions stay.
     orphans : float
         The age, in seconds, at which a file that was never named is deleted; a day by default.
     dry_run : bool
-        Whether to report only, and delete nothing.
+        Whether to only report, and delete nothing.
     trust : {"owner", "group"}
         As in `Flow.open`.
 
@@ -103,8 +107,8 @@ def gc(
     Raises
     ------
     CorruptState, DdflowError
-        If the newest version, a kept one, or a manifest less than ``orphans`` old cannot be read, then nothing is
-        deleted; for errors of the store.
+        If the newest version, a kept version, or a manifest less than ``orphans`` seconds old cannot be read. Then
+        nothing is deleted. Also for errors of the store.
 
     Notes
     -----
@@ -113,7 +117,7 @@ def gc(
     with open_existing_store(state, trust=trust, readonly=dry_run) as store:
         sink = open_owned_folder(store, load_newest_manifest(store), deleting=True)
         outputs = [] if sink is None else sink.list_hidden_fragments()
-        entries = store.list_blobs()  # before the manifests are read, see the module's docstring
+        entries = store.list_blobs()  # before the manifests are read, as the module's docstring explains
         manifest = load_newest_manifest(store)
         if manifest is None:
             return CollectedGarbage()
@@ -126,7 +130,7 @@ def gc(
         since = manifest.written / 1000
         outputs = [each for each in outputs if each.name not in every and each.written < since and each.age >= orphans]
         if not dry_run:
-            for number in expired:  # before their files, so that no manifest names a missing file
+            for number in expired:  # manifests before their files, so that no manifest names a missing file
                 store.delete_manifest(number)
             for entry in gone:
                 store.delete(entry.name)
@@ -144,9 +148,9 @@ def gc(
 
 
 def split_versions(store: Store, manifest: Manifest, grace: float, orphans: float) -> tuple[list[Manifest], list[int]]:
-    """Split manifests into those to keep, newest first, and the numbers of the others, ascending.
+    """Return the manifests to keep, newest first, and the numbers of the manifests to delete, in ascending order.
 
-    O(bytes of kept manifests). Raises `CorruptState` for an unreadable one that is too young to delete.
+    O(bytes of kept manifests). Raises `CorruptState` if a manifest cannot be read and is too young to delete.
     """
     kept, damaged, now = [manifest], list[int](), time()
     numbers = [number for number in store.list_manifests() if number < manifest.number]
@@ -159,20 +163,20 @@ def split_versions(store: Store, manifest: Manifest, grace: float, orphans: floa
             kept.append(load_manifest(store, number))
         except CorruptState as error:
             if number not in store.list_manifests():
-                continue  # another writer swept it
+                continue  # another writer has deleted the manifest
             if age < orphans:
                 raise CorruptState(
-                    f"collect what {error.asked} does not name",
+                    f"collect the files that {error.asked} does not name",
                     error.found,
-                    f"nothing was deleted; look into it, or wait: when manifest {kept[-1].number} is "
-                    f"{orphans:,.0f} s old, the damaged one goes like any other",
+                    f"nothing was deleted; examine it, or wait: once manifest {kept[-1].number} is "
+                    f"{orphans:,.0f} s old, the damaged manifest is deleted like any other",
                 ) from None
             damaged.append(number)
     return kept, sorted([*numbers, *damaged])
 
 
 def collect_file_names(store: Store, manifest: Manifest) -> set[str]:
-    """Collect the names of all files of a version, except its backlog. O(bytes of its inventories).
+    """Collect the names of all files of a version, except the files of its backlog. O(bytes of inventories).
 
     Raises `CorruptState`.
     """
@@ -180,9 +184,9 @@ def collect_file_names(store: Store, manifest: Manifest) -> set[str]:
 
 
 def list_version_blobs(store: Store, manifest: Manifest, backlog: Backlog | None = None) -> Iterator[Blob]:
-    """List all files of a version: partitions, their files, outputs and backlog. Like `collect_file_names`.
+    """List all files of a version: its inventories, the files that they list, its outputs and its backlog.
 
-    ``backlog``: a reader that several versions may share.
+    Raises `CorruptState`. ``backlog``: a reader of backlogs, which can be shared by several versions.
     """
     yield from _list_version_files(store, manifest)
     yield from (backlog or Backlog(store)).list_files(manifest.backlog)
@@ -196,7 +200,7 @@ def _list_version_files(store: Store, manifest: Manifest) -> Iterator[Blob]:
 
 
 def _collect_referenced_files(store: Store, manifest: Manifest, backlog: Backlog, newest: Manifest) -> set[str]:
-    """Collect the files that a version names; of its backlog, only files that the newest version does not name."""
+    """Collect the files that a version names. Omit backlog files that the newest version names too."""
     return (
         collect_file_names(store, manifest)
         | backlog.find_different_files(manifest.backlog, () if manifest is newest else newest.backlog)[0]
@@ -204,10 +208,10 @@ def _collect_referenced_files(store: Store, manifest: Manifest, backlog: Backlog
 
 
 def _find_expired_files(store: Store, expired: list[int], backlog: Backlog, newest: Manifest) -> set[str]:
-    """Collect the files that expired versions name."""
+    """Collect the files that the expired versions name."""
     over = set[str]()
     for number in expired:
-        with suppress(CorruptState):  # its files then count as never named
+        with suppress(CorruptState):  # the files of a damaged manifest count as never named
             over |= _collect_referenced_files(store, load_manifest(store, number), backlog, newest)
     return over
 
@@ -215,7 +219,7 @@ def _find_expired_files(store: Store, expired: list[int], backlog: Backlog, newe
 def _split_unreferenced_files(
     entries: list[BlobEntry], newest: set[str], named: set[str], over: set[str], orphans: float
 ) -> tuple[list[BlobEntry], list[BlobEntry]]:
-    """Split the files without a name into those to delete and those to keep for now.
+    """Split the files that no kept manifest names into files to delete and files to keep for now.
 
     ``over``: the files that only expired versions name.
     """

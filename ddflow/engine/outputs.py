@@ -1,10 +1,10 @@
-"""Keep the outputs of a state: in a folder of fragments, or as files of the state, and publish committed ones.
+"""Write the outputs of a state to a folder of fragments or to files of the state, and publish committed fragments.
 
-The folder may change between two openings. A replayed epoch is searched in both folders. Once a manifest names the new
-one, fragments of the old one are no longer read.
-Guarantees: the fragments in a manifest's receipts are published, durably, before a later manifest, which may omit them.
-Every process that opens the state does this, with any folder or none. So an unpublished fragment that no version names
-was never committed.
+A state can be opened with a different folder each time. If an epoch is replayed, its outputs are searched in the old
+and the new folder. When a manifest names the new folder, fragments of the old folder are no longer read. Guarantees:
+the fragments that a manifest's receipts name are published durably before a later manifest is published. The later
+manifest can omit these fragments. Every process that opens the state publishes these fragments, whatever its folder of
+outputs. So if no version names an unpublished fragment, the fragment was never committed.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from ddflow.storage.protocol import Store
 
 
 class Outputs:
-    """The folders of a state's outputs.
+    """The folders to which a state's outputs are written.
 
-    ``sink``: the current folder, None for the state itself. ``before``: the folder of the newest manifest, if it is
-    another one.
+    ``sink``: the current folder; None if outputs are files of the state. ``before``: the folder of the newest manifest,
+    if it differs from ``sink``.
 
     >>> import os, tempfile
     >>> from ddflow.storage.memory import MemoryStore
@@ -50,10 +50,10 @@ class Outputs:
         schemas: Mapping[str, pa.Schema],
         trust: str,
     ) -> Outputs:
-        """Check a folder for a state's outputs, and write nothing. O(columns).
+        """Check a folder for the outputs of a state, without writing to the folder. O(columns).
 
-        ``manifest``: the newest manifest, None for a new state. ``schemas``: by output. Raises the errors of
-        `OutputFolder.check_claim`.
+        ``manifest``: the newest manifest, None for a new state. ``schemas``: the schema of each output. Raises the
+        errors of `OutputFolder.check_claim`.
         """
         sink = before = None
         if given is not None:
@@ -65,18 +65,18 @@ class Outputs:
 
     @property
     def sink_path(self) -> str | None:
-        """The path of the folder; None for the state itself."""
+        """The path of the folder; None if outputs are stored as files of the state."""
         return None if self.sink is None else self.sink.target
 
     @property
     def has_new_sink(self) -> bool:
-        """Whether the folder differs from the one in the newest manifest."""
+        """Whether the folder differs from the folder in the newest manifest."""
         return self.sink is not None and self.before is not None
 
     def check_dropped_outputs(self, manifest: Manifest, names: Iterable[str]) -> None:
-        """Raise `StateRefused` if a new output has the name of a dropped one whose updates are in the folder.
+        """Raise `StateRefused` if the folder has updates of a dropped output whose name a new output uses.
 
-        O(files of such outputs).
+        O(files of dropped outputs whose names are used again).
         """
         for name in names if self.sink is not None else ():
             last = manifest.dropped.get(name)
@@ -84,20 +84,23 @@ class Outputs:
             if place is not None:
                 raise StateRefused(
                     f"write {name!r} to {place}",
-                    f"it has the updates of the output that was dropped at epoch {last}, and this is a new one: the "
-                    "sum of both would be none's",
-                    "move that folder away, or give another outputs=, or the output another name",
+                    f"it has the updates of an output that was dropped at epoch {last}, but this is a new output; the "
+                    "sum of both would match neither",
+                    "move that folder away, pass another outputs=, or rename the output",
                 )
 
     def claim_sink(self, manifest: Manifest, store: Store, names: Iterable[str]) -> None:
-        """Claim the folder for a state, before the first file is written. O(outputs). Like `OutputFolder.claim`."""
+        """Claim the folder for a state with `OutputFolder.claim`, before the first file of the state is written to it.
+
+        O(outputs).
+        """
         if self.sink is not None:
             self.sink.claim(manifest.id, store.where, names)
 
     def publish_fragments(self, receipts: Iterable[Epoch]) -> None:
-        """Publish the fragments of committed epochs; durable after `sync_sinks`. O(fragments).
+        """Publish the fragments of committed epochs. Published fragments become durable with the next `sync_sinks`.
 
-        Raises `StorageFailed`.
+        O(fragments). Raises `StorageFailed`.
         """
         for receipt in receipts if self.sinks else ():
             fragments = list(list_fragments(receipt))
@@ -105,12 +108,15 @@ class Outputs:
                 sink.publish_epoch(receipt.epoch, fragments)
 
     def sync_sinks(self) -> None:
-        """Make written and published fragments durable. Raises `StorageFull`, `StorageFailed`."""
+        """Make all written and published fragments durable. Raises `StorageFull`, `StorageFailed`."""
         for sink in self.sinks:
             sink.sync()
 
     def select_readable_receipts(self, receipts: Sequence[Epoch]) -> tuple[Epoch, ...]:
-        """Keep the last epochs that the folder of the next manifest can replay, without a gap. O(their fragments)."""
+        """Return the receipts of the newest epochs, as far back as the next manifest's folder can replay without a gap.
+
+        O(number of fragments of the epochs).
+        """
         sink = self.sink
         if sink is None or not self.has_new_sink:
             return tuple(receipts)
@@ -121,7 +127,7 @@ class Outputs:
         return tuple(receipts[len(gone) - gone[::-1].index(True) :] if True in gone else receipts)
 
     def read_fragment(self, epoch: int, fragment: Fragment, schema: pa.Schema, batches: BatchStore) -> pa.Table:
-        """Read the rows of a fragment from its folder or from the state. O(bytes). Raises `CorruptState`."""
+        """Read the rows of a fragment, either from its folder or from the state. O(bytes). Raises `CorruptState`."""
         if is_state_file(fragment.blob):
             return batches.read_table(fragment.blob, schema, None)
         found = next(
@@ -131,7 +137,7 @@ class Outputs:
 
 
 def write_output(sink: OutputFolder | None, batches: BatchStore, name: str, table: pa.Table) -> Output:
-    """Write the updates of an output. ``sink``: None for the state. O(rows).
+    """Write the updates of an output to ``sink``, or to the state if ``sink`` is None. O(rows).
 
     Raises the errors of `OutputFolder.write_fragment`.
     """
@@ -140,10 +146,10 @@ def write_output(sink: OutputFolder | None, batches: BatchStore, name: str, tabl
 
 
 def open_owned_folder(store: Store, manifest: Manifest | None, deleting: bool) -> OutputFolder | None:
-    """Open the folder that a manifest names, unless it belongs to another state; then return None. O(1).
+    """Open the folder that a manifest names. Return None if the folder belongs to another state. O(1).
 
-    ``deleting``: open it only if its owner is this state at this place, because a copy of a state knows fewer commits.
-    Raises `CorruptState` for a damaged owner record, `StorageFailed`.
+    ``deleting``: whether to open the folder only if its owner is this state at this place, because a copy of a state
+    may lack later commits. Raises `StorageFailed`. Raises `CorruptState` if the owner record is damaged.
     """
     if manifest is None or manifest.folder is None:
         return None

@@ -1,7 +1,8 @@
-"""Replace or restate the contents of an input, and choose the time of a step.
+"""Replace the contents of an input or restate its history, and choose the time of a step.
 
-Guarantees: a replace deletes the keys that the contents lack, within the scope of the call. All times of a state have
-one type (whole numbers, days or moments), which the first step sets. A step without a time takes the next number.
+Guarantees: a replace deletes each key that is in the scope of the call and not in the contents. All times of a state
+have the same type, which the first step sets: whole numbers, days or timestamps. If a step has no time, it gets the
+next number.
 
 >>> import pyarrow as pa, ddflow as dd
 >>> flow = dd.Flow()
@@ -60,15 +61,17 @@ from ddflow.time import (
     time_to_value,
 )
 
-GIVE: Final = "give the {what}, such as time='{later}'; nothing was taken in"
-"""The remedy for a step without a time."""
+GIVE: Final = "pass the {what}, such as time='{later}'; nothing was ingested"
+"""The remedy that an error suggests for a step without a time."""
 
 
 def choose_step_time(calls: EngineCalls, what: str, time: Time | None, epoch: int | None) -> int:
-    """Return the given time of a call in epoch mode, else the time of a committed ``epoch``, else the next number.
+    """Return ``time`` as an int64. If ``time`` is None, return the time of a committed ``epoch``.
 
-    The next number is 1 if no time is closed yet. O(1); O(nodes) for the first step. Raises `SchemaMismatch` for a
-    value that is no time or has another type than earlier times, and for a missing time if times are days or moments.
+    If ``epoch`` is None or not committed, return the next number. The flow must be in epoch mode. The next number is 1
+    if no time is closed yet. O(1), but O(nodes) for the first step. Raises `SchemaMismatch` if the value is not a time,
+    or has another type than earlier times. Raises `SchemaMismatch` if ``time`` is missing although the times of the
+    state are days or timestamps.
 
     >>> from datetime import date
     >>> import ddflow as dd
@@ -94,36 +97,39 @@ def choose_step_time(calls: EngineCalls, what: str, time: Time | None, epoch: in
         _set_time_type(calls, given)
     elif given is not None and not _is_same_time_type(given, kind):
         found = (
-            f"that is of type {given}, and the times of the steps before are {kind}, the last {format_time(last, kind)}"
+            f"that time has type {given}, but the times of earlier steps are {kind}, the last {format_time(last, kind)}"
         )
-        raise SchemaMismatch(asked, found, f"give one like {format_time(last, kind)}; nothing was taken in")
+        raise SchemaMismatch(asked, found, f"pass a time like {format_time(last, kind)}; nothing was ingested")
     return time_to_int64(asked, time, CLOSED - 1, calls.dataflow.time_type)
 
 
 def check_time_is_numeric(calls: EngineCalls, asked: str, remedy: str = GIVE) -> None:
-    """Raise `SchemaMismatch` if the next step's time is no number, so that the caller must give it. O(1).
+    """Raise `SchemaMismatch` if times are not numbers, because then the caller must pass the time of the next step.
 
-    ``remedy``: a text with ``{what}`` for day or moment, and ``{later}`` for a time one above the last.
+    O(1). ``remedy``: a text in which ``{what}`` becomes day or timestamp, and ``{later}`` the day after the last time.
     """
     last, kind = calls.dataflow.last, calls.dataflow.time_type
     if last == NEVER or kind == INT64:
         return
-    what = "day" if kind == pa.date32() else "moment"
+    what = "day" if kind == pa.date32() else "timestamp"
     later = format_time(last, kind)
     with suppress(OverflowError, ValueError):  # outside the years of Python's calendar
         later = str(cast(date, time_to_value(last, kind)) + timedelta(1))
-    found = f"the times of the steps before are {what}s, the last {format_time(last, kind)}, and the next is not known"
+    found = f"the times of earlier steps are {what}s, the last {format_time(last, kind)}, so the next is not known"
     raise SchemaMismatch(asked, found, remedy.format(what=what, later=later))
 
 
 def _is_same_time_type(one: pa.DataType, other: pa.DataType) -> bool:
-    """Whether two types of time are the same; timestamps of any two zones are."""
+    """Return whether two types of time count as the same type.
+
+    Timestamps of different time zones count as the same type.
+    """
     zoned = [pat.is_timestamp(each) and each.tz is not None for each in (one, other)]
     return bool(one == other or all(zoned))
 
 
 def _set_time_type(calls: EngineCalls, kind: pa.DataType) -> None:
-    """Set the type of times before the first time is closed."""
+    """Set the type of times, before any time is closed."""
     dataflow = calls.dataflow
     plan, nodes = build_plan_with_time_type(dataflow.flow, kind)
     convert_dataflow(dataflow, plan, nodes, PlanChange())
@@ -133,21 +139,21 @@ def _set_time_type(calls: EngineCalls, kind: pa.DataType) -> None:
 
 
 class AbsenceLimit(NamedTuple):
-    """A limit on deletions by full contents.
+    """A limit on the keys that full contents may delete.
 
-    ``most``: how many keys may be absent (`compute_absence_limit`). ``empty``: whether contents may have no rows.
+    ``most``: how many keys may be absent, for `compute_absence_limit`. ``empty``: whether contents may have no rows.
     """
 
     most: int | str | None = None
     empty: bool = False
 
     def check_absent_count(self, absent: int, contents: FullContents) -> None:
-        """Raise `EmptyContents` or `TooManyAbsent` if more keys are absent than the limit allows."""
+        """Raise `EmptyContents` or `TooManyAbsent` if the limit does not allow this many absent keys."""
         if absent and not contents.rows and not self.empty:
             raise EmptyContents(
                 contents.asked,
-                f"it has no rows, so every key would be deleted, {absent:,} in all",
-                ErrorText("give ", Option("allow_empty", True), " if that is so; nothing was taken in"),
+                f"it has no rows, so all {absent:,} keys would be deleted",
+                ErrorText("pass ", Option("allow_empty", True), " if that is intended; nothing was ingested"),
             )
         if self.most is not None and absent > (
             allowed := compute_absence_limit(self.most, there := absent + contents.named)
@@ -155,11 +161,11 @@ class AbsenceLimit(NamedTuple):
             raise TooManyAbsent(
                 contents.asked,
                 ErrorText(
-                    f"it lacks {absent:,} of {there:,} keys, and ",
+                    f"it lacks {absent:,} of {there:,} keys, but ",
                     Option("max_absent", self.most),
-                    f" lets {allowed:,} go",
+                    f" allows {allowed:,}",
                 ),
-                "is it whole? if it is, allow more; nothing was taken in",
+                "check that it is complete; if it is, allow more; nothing was ingested",
             )
 
 
@@ -174,9 +180,10 @@ def replace_rows(
     epoch: int | None,
     allowed: AbsenceLimit,
 ) -> Step:
-    """Take in full contents or corrected rows, as one step that deletes absent keys from the inputs with rows.
+    """Ingest full contents or a corrected history as one step. The step also deletes the absent keys of these inputs.
 
-    ``name``: the rows of one input, or rows by input, if ``rows`` is None. ``time``: None for one above the last.
+    ``name``: an input. If ``rows`` is None, ``name`` is the rows of the only input, or a mapping from inputs to rows.
+    ``time``: the time of the step; None for the next number.
     """
     if allowed.most is not None:
         compute_absence_limit(allowed.most, 0)
@@ -187,9 +194,9 @@ def replace_rows(
                 kind,
                 "the flow is in hold-back mode: its inputs name a time column",
                 ErrorText(
-                    "full contents are of one time; push their rows as events, or leave ",
+                    "push the rows as events, or omit ",
                     Option("time"),
-                    " out of the spec",
+                    " in the spec, because full contents have one time",
                 ),
             )
         at = choose_step_time(calls, kind, time, epoch)
@@ -199,7 +206,7 @@ def replace_rows(
             raise SpecError(
                 kind,
                 found,
-                ErrorText(Option("scope"), " and order= are those of one: call it for each, at a time of its own"),
+                ErrorText(Option("scope"), " and order= apply to one input; call it for each input, at separate times"),
             )
         upserts = {each: dataflow.graph.inputs[each].require_keys(f"{kind} of {each!r}") for each in inputs}
         when = f"at time {format_time(at, dataflow.time_type)}"
@@ -235,20 +242,22 @@ def replace_rows(
 
 
 def compute_absence_limit(given: int | str, there: int) -> int:
-    """Return how many of the existing keys may be deleted. Raises `SpecError`.
+    """Return the maximum number of keys that may be deleted. ``there``: the number of existing keys.
+
+    Raises `SpecError` if the limit is invalid.
 
     >>> compute_absence_limit(12, 100), compute_absence_limit("12", 100), compute_absence_limit("2.5%", 100)
     (12, 12, 2)
     """
     match = None if isinstance(given, bool) else re.fullmatch(r"(\d+)|(\d+(?:\.\d+)?)%", str(given).strip())
     if match is None or (match[2] and float(match[2]) > 100):
-        found = "that is no number of keys, nor a share of them"
-        raise SpecError(Option("max_absent", given), found, "write 100, or '50%'")
+        found = "that is neither a number of keys nor a share of them"
+        raise SpecError(Option("max_absent", given), found, "use 100 or '50%'")
     return int(match[1]) if match[1] else int(there * float(match[2]) / 100)
 
 
 def _encode_arguments(dataflow: Dataflow, every: Mapping[str, FullContents]) -> str:
-    """Encode a call's scopes and orders as text, so that its digest differs from other calls with the same rows."""
+    """Encode the scopes and orders of a call as text, so that calls with different arguments have different digests."""
     words = []
     for name, contents in sorted(every.items()):
         order = None if contents.order is None else int(compute_value_hashes(contents.order, dataflow.secret)[0])
@@ -259,7 +268,7 @@ def _encode_arguments(dataflow: Dataflow, every: Mapping[str, FullContents]) -> 
 def _enqueue_deletions(
     dataflow: Dataflow, inflow: IngestedRows, contents: FullContents, time: int, arrival: int, once: bool
 ) -> int:
-    """Enqueue a deletion for each absent key, and return their number.
+    """Enqueue a deletion for each absent key. Return the number of deletions.
 
     ``once``: whether a key may have only one row.
     """

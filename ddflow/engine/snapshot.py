@@ -1,11 +1,12 @@
-"""Read one version of a state in any process, while its writer continues.
+"""Read one version of a state in any process, while a writer may continue.
 
-A snapshot reads its files and builds no index, so opening it costs the verification of the files. All partitions and
-stages are read as one. The plan comes from the state; a plan with functions must be given as a flow.
+When a snapshot is opened, its files are verified, but no index is built. A snapshot reads all partitions and stages as
+a whole. The plan is stored in the state. If the plan has functions, you must also pass the flow.
 
-Guarantees: all answers come from one manifest, whatever the writer commits, merges or deletes meanwhile. Mapped files
-stay readable after their names are gone. If files are deleted before they are mapped, the newest version is read
-instead; for a requested epoch the error is `SnapshotExpired`.
+Guarantees: all answers come from the same manifest, whatever the writer commits, merges or deletes meanwhile. Files
+that are mapped stay readable, even if the writer deletes them. If the writer deletes files before the snapshot has
+mapped them, the snapshot reads the newest version instead. If you requested a certain epoch and its files are deleted,
+`SnapshotExpired` is raised.
 """
 
 from __future__ import annotations
@@ -32,11 +33,13 @@ from ddflow.storage.protocol import Store
 from ddflow.time import Time
 
 TRIES = 10
-"""The number of attempts, if versions are deleted while their files are opened."""
+"""The maximum number of attempts to open a version. An attempt fails if the writer deletes the version meanwhile."""
 
 
 class Snapshot(Reading, Closing):
-    """One version of a state, open for reading. `Snapshot.open` makes it; use it in a ``with``, or close it.
+    """A version of a state that is open for reading. `Snapshot.open` makes a snapshot.
+
+    Use a snapshot in a ``with`` statement, or close it.
 
     Attributes
     ----------
@@ -46,7 +49,7 @@ class Snapshot(Reading, Closing):
 
     def __init__(self, store: Store, manifest: Manifest | None = None, flow: Plan | None = None) -> None:
         if manifest is None or flow is None:
-            raise SpecError("make a Snapshot", "it takes a version of a state", "write dd.Snapshot.open(state)")
+            raise SpecError("make a Snapshot", "it needs a version of a state", "call dd.Snapshot.open(state)")
         self.manifest = manifest
         inventories = []
         store.pin_blobs(part.name for part in manifest.inventories)
@@ -65,7 +68,7 @@ class Snapshot(Reading, Closing):
         flow: Plan | None = None,
         trust: Trust = "owner",
     ) -> Snapshot:
-        """Open a state for reading. Nothing is written there.
+        """Open a state for reading. The method writes nothing to the state.
 
         Parameters
         ----------
@@ -74,7 +77,7 @@ class Snapshot(Reading, Closing):
         epoch : int, optional
             The epoch of the version. By default the newest.
         flow : Plan, optional
-            The state's plan. Required if it has functions, because a state does not hold them.
+            The state's plan. Required if the plan has functions, because a state does not store functions.
         trust : {"owner", "group"}
             As in `Flow.open`.
 
@@ -90,7 +93,7 @@ class Snapshot(Reading, Closing):
         SnapshotExpired
             If the epoch is not kept.
         CorruptState, PlanChanged
-            For a damaged file; for a ``flow`` that is another plan.
+            For a damaged file; for a ``flow`` that differs from the state's plan.
 
         Notes
         -----
@@ -111,11 +114,11 @@ class Snapshot(Reading, Closing):
 
     @property
     def epoch(self) -> int:
-        """The number of the version's epoch, an int."""
+        """The number of the epoch of this version, an int."""
         return self.manifest.epoch
 
     def close(self) -> None:
-        """Free its memory and files. A second call does nothing."""
+        """Free the memory of the snapshot and close its files. A second call does nothing."""
         with self.dataflow.guard.lock_in_any_state("close"):
             self.dataflow.close()
 
@@ -127,7 +130,10 @@ def restore_version(
     batch_store: BatchStore,
     partitions: int = 1,
 ) -> None:
-    """Fill a new dataflow from the inventories of a version, for reading. ``partitions``: see `restore_dataflow`."""
+    """Fill a new dataflow from the inventories of a version, so that it can be read.
+
+    ``partitions``: see `restore_dataflow`.
+    """
     dataflow.recent.mark_ended()
     dataflow.fed, dataflow.sources = manifest.fed, dict(manifest.sources)
     dataflow.frontier, dataflow.last, dataflow.since = manifest.frontier, manifest.last, manifest.since
@@ -143,7 +149,7 @@ def read(
     flow: Plan | None = None,
     trust: Trust = "owner",
 ) -> pa.Table:
-    """Read an output or an input of a state, as its last commit left it.
+    """Read an output or an input of a state as of the last commit of the state.
 
     Parameters
     ----------
@@ -152,7 +158,7 @@ def read(
     name : str
         The output or input.
     as_of : int, date, datetime or str, optional
-        A time not before the state's ``since``. By default the last closed one.
+        A time not before the state's ``since``. By default the last closed time.
     epoch, flow, trust
         As in `Snapshot.open`.
 
@@ -189,13 +195,13 @@ def read(
 
 
 def find_version(store: Store, epoch: int | None = None) -> Manifest:
-    """Find the newest manifest, or the last manifest of an epoch. O(manifests).
+    """Find the newest manifest. If ``epoch`` is given, find the last manifest of this epoch. O(manifests).
 
-    Raises `StateRefused` if there is no state, `SnapshotExpired` for an epoch that is not kept.
+    Raises `StateRefused` if there is no state. Raises `SnapshotExpired` if the epoch is not kept.
     """
     manifest = load_newest_manifest(store)
     if manifest is None:
-        raise StateRefused(f"read {store.where}", "there is no state", "make one with flow.open")
+        raise StateRefused(f"read {store.where}", "there is no state", "create a new state with flow.open")
     if epoch is None or manifest.epoch == epoch:
         return manifest
     for number in reversed(store.list_manifests()):
@@ -209,9 +215,9 @@ def find_version(store: Store, epoch: int | None = None) -> Manifest:
 
 
 def make_expired_error(store: Store, epoch: int) -> SnapshotExpired:
-    """Make the error for a version that is not kept."""
+    """Make the error for an epoch whose version is not kept."""
     return SnapshotExpired(
         f"epoch {epoch} of {store.where}",
-        "that version is not kept any more, or not there yet",
-        ErrorText("read the newest, or keep versions longer with ", Option("grace")),
+        "that version is no longer kept, or not committed yet",
+        ErrorText("read the newest version, or keep versions longer with ", Option("grace")),
     )

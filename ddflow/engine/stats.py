@@ -1,7 +1,8 @@
-"""Figures of an open engine or a snapshot: sizes, costs and verdicts, as a table, on the plan or in a notebook.
+"""Show figures of an open engine or a snapshot, such as sizes, costs and verdicts.
 
-Guarantees: the figures are those that steps left, so nothing is computed again and no row is read. An arrangement that
-several operators share counts once. Times cover the computation of steps, not admission, writing or commits.
+The figures are shown as a table, on the plan, or in a notebook. Guarantees: the figures are updated by steps, so
+`stats` reads no rows and repeats no computation. An arrangement that several operators share is counted once. The times
+that are shown include only the computation of steps, and not admission, writing or commits.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from ddflow.trace.arrangement import Arrangement
 
 
 class PendingFigures(NamedTuple):
-    """The number of pending events, and their bytes in memory and in mapped files."""
+    """The number of pending events, and the bytes that they take in memory and in mapped files."""
 
     events: int = 0
     nbytes: int = 0
@@ -32,7 +33,7 @@ class PendingFigures(NamedTuple):
 
 
 class ArrangementFigures(NamedTuple):
-    """The figures of one arrangement. Versions count rows of payload; sizes are in bytes.
+    """The figures of one arrangement. Versions are counted in rows, and sizes in bytes.
 
     >>> people = ArrangementFigures(keys=950, tombstones=50, batches=2, runs=3, versions=1400, bytes_resident=95_000,
     ...                   bytes_mapped=0, bytes_index=40_000, written=2000, copied=1000, owed=300)
@@ -50,38 +51,40 @@ class ArrangementFigures(NamedTuple):
     """
 
     keys: int
-    """Keys that hold a live row."""
+    """The number of keys that have a live row."""
     tombstones: int
-    """Deleted keys that still take an entry, because their order must stay. Approximate if keys expire: not every step
-    looks for expired keys, and in files they count by versions.
+    """The number of deleted keys that still take space, because the order of their deletion must be kept.
+
+    The number is approximate if keys expire, because not every step looks for expired keys. In files, each version of
+    an expired key counts.
     """
     batches: int
     runs: int
-    """The sorted runs of the batches. A search looks through all of them."""
+    """The number of sorted runs in the batches. A search must look into each run."""
     versions: int
-    """The versions in all batches, with those that a merge will drop."""
+    """The number of versions in all batches, including versions that a merge will drop."""
     bytes_resident: int
-    """Bytes in memory: the index, and the batches that are not on disk."""
+    """The bytes in memory, for the index and the batches that are not on disk."""
     bytes_mapped: int
-    """Bytes of mapped files."""
+    """The bytes of mapped files."""
     bytes_index: int
-    """The index's part of the bytes in memory."""
+    """The bytes of the index, which are also part of the bytes in memory."""
     written: int
-    """The versions that steps have written since the engine was opened."""
+    """The number of versions that steps have written since the engine was opened."""
     copied: int
-    """The versions that merges have copied since then."""
+    """The number of versions that merges have copied since the engine was opened."""
     owed: int
-    """The versions that a merge in progress has yet to copy."""
+    """The number of versions that merges in progress must still copy."""
 
     @classmethod
     def of(cls, arranged: Arrangement) -> ArrangementFigures:
-        """Return the figures of an arrangement, over all of its partitions. O(runs)."""
+        """Return the figures of an arrangement, summed over all its partitions. O(runs)."""
         total = cls(*map(sum, zip(*map(cls._measure_partition, arranged.partitions), strict=True)))
         return total._replace(bytes_resident=arranged.nbytes, bytes_index=arranged.nbytes - total.bytes_resident)
 
     @classmethod
     def _measure_partition(cls, arranged: Arrangement) -> ArrangementFigures:
-        """Return the figures of one partition; joined partitions share an index."""
+        """Return the figures of one partition without its index, because joined partitions share one index."""
         spine, on_disk, slots = arranged.spine, arranged.on_disk, arranged.slots
         return cls(
             arranged.keys,
@@ -111,20 +114,20 @@ COLUMNS: Final = {
     "copied": "copied",
     "owed": "owed",
 }
-"""The heading of each figure's column."""
+"""The column heading of each figure."""
 WHERE_THERE_ARE_SOME: Final = ("tombstones", "bytes_mapped", "owed")
-"""Columns that are left out if they are 0 in all rows."""
+"""The columns that the table omits if all their values are 0."""
 
 
 class Stats(Mapping[str, Any]):
-    """The result of ``engine.stats()``: an immutable mapping of figures, which prints as a table.
+    """The result of ``engine.stats()``: an immutable mapping of figures, which `print` shows as a table.
 
     Parameters
     ----------
     frontier, since : int
-        The values of the `Engine`.
+        The frontier and ``since`` of the `Engine`.
     arrangements : mapping of str to ArrangementFigures
-        By name, the figures of each arrangement.
+        The figures of each arrangement, by its name.
     pending : PendingFigures
         The events that wait for their time.
     verdicts : mapping of str to int
@@ -132,26 +135,27 @@ class Stats(Mapping[str, Any]):
     budget : int or None
         The budget in bytes; None without one.
     pinned : int
-        Bytes of memory that only readers hold, because the rows were merged, spilled or deleted since. They do not
-        count for the budget, and are freed after the reads.
+        Bytes of memory that only readers still use, because the rows were merged, spilled or deleted since. These bytes
+        do not count for the budget, and are freed after the reads.
     time_type : pyarrow.DataType
         The type of times in the table.
 
     Notes
     -----
-    The keys are these names except ``time_type`` (``pending`` is a number of events), and these totals over all
-    arrangements:
+    The keys of the mapping are the parameters above except ``time_type``. The value of ``pending`` is a number of
+    events. The mapping also has these totals over all arrangements:
 
     ``keys``, ``tombstones``, ``batches``, ``versions``, ``bytes_resident``
         Sums; see `ArrangementFigures`.
     ``bytes_mapped``
-        Bytes on disk, with pending events.
+        Bytes on disk, including pending events.
     ``bytes_pending``
         Bytes of memory that pending events take.
     ``effort_owed``
         Versions that merges in progress have yet to copy.
     ``write_amplification``
-        Versions written by steps and merges, for each version that a step wrote; 1.0 before the first.
+        Versions that steps and merges wrote, divided by the versions that steps wrote. It is 1.0 before the first
+        version.
     ``bytes_per_key``
         Bytes of index and batches, resident or mapped, for each live key; None without live keys.
 
@@ -211,7 +215,7 @@ class Stats(Mapping[str, Any]):
         return len(self._figures)
 
     def to_dict(self) -> dict[str, Any]:
-        """Convert the figures to plain dicts, numbers and None, for ``json.dumps``."""
+        """Convert the figures to plain dicts, numbers and None, so that ``json.dumps`` accepts them."""
         out = dict(self._figures)
         out["verdicts"] = dict(self["verdicts"])
         out["arrangements"] = {name: dict(figures) for name, figures in self["arrangements"].items()}
@@ -228,7 +232,7 @@ class Stats(Mapping[str, Any]):
         return html_table(first, self._make_table(), rest)
 
     def _make_table(self) -> list[list[str]]:
-        """Build the heading, a row for each arrangement, and a total if there are several."""
+        """Build the rows of the table: a heading, a row for each arrangement, and a total if there are several rows."""
         arrangements = self["arrangements"]
         rows = [(escape_text(name), figures) for name, figures in arrangements.items()]
         total = {name: sum(figures[name] for figures in arrangements.values()) for name in COLUMNS}
@@ -239,7 +243,7 @@ class Stats(Mapping[str, Any]):
         return [head, *([label, *(_format_figure(name, figures[name]) for name in wanted)] for label, figures in rows)]
 
     def _format_lines(self) -> list[str]:
-        """Build the lines above the table, then the lines below it."""
+        """Build the line above the table, followed by the lines below the table."""
         per_key, owed, pending = self["bytes_per_key"], self["effort_owed"], self["pending"]
         state = [] if per_key is None else [f"{per_key:,.1f} bytes a key"]
         state.append(f"write amplification {self['write_amplification']:.2f}")
@@ -262,7 +266,9 @@ def _format_figure(name: str, number: int) -> str:
 
 
 def describe_nodes(graph: Graph) -> dict[Collection, list[str]]:
-    """Describe each collection: its rows, its readers and its computing time. O(nodes, and runs of arrangements).
+    """Describe each collection by its number of rows, its readers, and the time spent on computing it.
+
+    O(nodes + runs of all arrangements).
 
     >>> import pyarrow as pa, ddflow as dd
     >>> flow = dd.Flow()
@@ -289,7 +295,7 @@ def describe_nodes(graph: Graph) -> dict[Collection, list[str]]:
             size = sum(each.bytes_resident + each.bytes_mapped for each in every)
             notes.append(f"{format_count(sum(each.keys for each in every), 'row')}, {format_size(size)}")
             if lookers.get(node, 0) > 1:
-                notes.append(f"rows are looked up in it by {lookers[node]} operators")
+                notes.append(f"{lookers[node]} operators look up rows in it")
             if len(outputs.get(node, [])) > 1:
                 notes.append(f"shared by {', '.join(outputs[node])}")
         if node in graph.spent:
@@ -298,7 +304,7 @@ def describe_nodes(graph: Graph) -> dict[Collection, list[str]]:
 
 
 def format_duration(nanoseconds: int) -> str:
-    """Format a duration in a suitable unit.
+    """Format a duration in a unit that fits its size.
 
     >>> format_duration(1_234), format_duration(25_000_000), format_duration(12_345_678_901)
     ('1.2 us', '25.0 ms', '12.3 s')
@@ -310,7 +316,7 @@ def format_duration(nanoseconds: int) -> str:
 
 
 class Inspectable(Explaining):
-    """Figures and the explained plan of an engine or a snapshot.
+    """Methods that show figures and the plan of an engine or a snapshot.
 
     >>> import ddflow as dd
     >>> flow = dd.Flow()
@@ -331,17 +337,20 @@ class Inspectable(Explaining):
 
     @property
     def frontier(self) -> int:
-        """The least time that may still come, an int64: `NEVER` before the first step, `CLOSED` when none can."""
+        """The least time that may still arrive, as an int64.
+
+        The value is `NEVER` before the first step. If no more times can arrive, the value is `CLOSED`.
+        """
         return self.dataflow.frontier
 
     @property
     def since(self) -> int:
-        """The least time, an int64, that can be read exactly."""
+        """The least time that can be read exactly, as an int64."""
         return self.dataflow.since
 
     @property
     def verdicts(self) -> Verdicts:
-        """Counts of all events by verdict since the state began, a `Verdicts`."""
+        """The number of events for each verdict since the state began, as `Verdicts`."""
         return Verdicts.of(self.dataflow.totals, self.dataflow.pending_count)
 
     def _render_plan(self, name: str | None, format: str) -> PlanExplanation | PlanDiagram:
@@ -349,7 +358,7 @@ class Inspectable(Explaining):
             return render_plan(self.flow, name, format, describe_nodes(self.dataflow.graph))
 
     def stats(self) -> Stats:
-        """Return the current figures: keys, batches, bytes by place, merges owed, verdicts.
+        """Return the current figures: keys, batches, bytes in memory and on disk, unfinished merges and verdicts.
 
         Returns
         -------
@@ -379,7 +388,10 @@ class Inspectable(Explaining):
             )
 
     def _repr_html_(self) -> str:
-        """Render the plan with its figures, and the sizes, for a notebook; after `close` only the plan."""
+        """Render the plan with its figures, followed by `stats`, for a notebook.
+
+        After `close`, render only the plan without figures.
+        """
         if self.dataflow.guard.state != "open":
             return render_html(self.flow)
         with self.dataflow.guard.lock_for_read("show"):

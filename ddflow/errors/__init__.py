@@ -1,8 +1,7 @@
 """Define every exception that ddflow raises on purpose: one class for each remedy.
 
-An error message has three parts: the request, the finding and the fix. Row numbers and suggested calls in these texts
-are data (`ddflow/errors/base.py`). The fields ``input``, ``file``, ``row``, ``offset`` and ``column`` locate the error,
-if known. The docstring of a class is its entry in the index of errors.
+A message has three parts: the request, the finding and the fix. Row numbers and calls in it are data (`base.py`). The
+fields ``input``, ``file``, ``row``, ``offset`` and ``column`` locate the error. `ddflow errors` prints the docstrings.
 
 >>> raise TimeWentBack("cannot advance to 4", "the frontier is already 7", "times may not go back")
 Traceback (most recent call last):
@@ -42,26 +41,27 @@ from ddflow.errors.base import (
 class SpecError(DdflowError, ValueError):
     """A spec, a plan or an option contradicts itself or the schema.
 
-    ddflow raises it when you build or open a flow, before it reads a row, so no state has changed.
+    ddflow raises this error when you build or open a flow, before it reads a row, so no state has changed.
 
-    Remedy: change the spec; the message names the option and the values that fit.
+    Remedy: change the spec; the message names the option and the valid values.
     """
 
 
 class ExpressionError(DdflowError, ValueError):
     """An expression does not parse, names an unknown column, or has the wrong type.
 
-    ddflow raises it when you build the filter, projection or query. The dialect defines the functions and types
-    (docs/expressions.md, docs/sql.md).
+    ddflow raises this error when you build the filter, projection or query. docs/expressions.md and docs/sql.md list
+    the functions and types.
 
     Remedy: change the expression; the message shows the position of the problem.
     """
 
 
 class NoSuchVerb(DdflowError, AttributeError):
-    """A flow, a collection or a grouping has no method of that name.
+    """A flow, a collection or a grouping has no method with the called name.
 
-    The name is misspelled, or belongs to another library. The class is an `AttributeError`, as in Python.
+    The name is misspelled, or belongs to another library. This error is also an `AttributeError`, as is usual in
+    Python.
 
     Remedy: call the method that the message names.
     """
@@ -70,19 +70,19 @@ class NoSuchVerb(DdflowError, AttributeError):
 class WrongMode(DdflowError, RuntimeError):
     """``step`` was called on a flow in hold-back mode, or ``push`` on a flow in epoch mode.
 
-    A flow whose upserts name ``time=`` holds events back. All other flows take steps.
+    A flow with ``time=`` in its upserts is in hold-back mode: call ``push``. For any other flow, call ``step``.
 
     Remedy: call the method that the message names, or remove ``time=`` from the spec.
     """
 
 
 class PlanChanged(DdflowError, ValueError):
-    """A state was opened with a plan that differs from its own.
+    """A state was opened with a plan that differs from the plan stored in the state.
 
-    A state stores its plan. Another key, order, type or formula would change the meaning of its rows. New outputs, new
-    inputs and new nullable columns are accepted.
+    A state stores its plan. A plan with another key, order, type or formula would change the meaning of the stored
+    rows. New outputs, new inputs and new nullable columns are accepted.
 
-    Remedy: open the state with its own plan. Or add the changed query as a new output, then drop the old output. Or
+    Remedy: open the state with the stored plan. Or add the changed query as a new output, then drop the old output. Or
     replay the log into a new state with ``ddflow migrate``. For wider types, or to drop outputs, use ``ddflow evolve``.
     """
 
@@ -99,14 +99,15 @@ class MissingExtra(DdflowError, ImportError):
 class NotInvariant(DdflowError, AssertionError):
     """The result of a spec depends on how its events are cut into calls, or on their order of arrival.
 
-    ``dd.testing`` found a case where the results differ. The message has the fewest events that show it.
+    ``dd.testing`` found a case where the results differ. The message shows a small set of events with different
+    results.
 
-    Remedy: fix the merger or the aggregate. If you intend this behaviour, document it where you use the spec.
+    Remedy: fix the merger or the aggregate. If the different results are intended, say so where you use the spec.
     """
 
 
 class MergerFailed(DdflowError, ValueError):
-    """A merger or a transition of yours raised an exception, or returned a value that is not allowed.
+    """Your merger or transition function raised an exception, or returned a value that is not allowed.
 
     The whole step was refused.
 
@@ -133,9 +134,9 @@ class IllegalTransition(DdflowError, ValueError):
 
 
 class SchemaMismatch(DdflowError, ValueError):
-    """The columns or types of a batch differ from the input's, or the declared type cannot represent a value.
+    """The columns or types of a batch differ from those of the input, or the declared type cannot represent a value.
 
-    ddflow matches columns by name. It makes lossless casts, and never parses text.
+    ddflow matches columns by name, casts values only without loss, and never parses text.
 
     Remedy: change the batch or the declaration; the message has the column, the row, the value, and a type that
     holds the value.
@@ -147,18 +148,18 @@ class NotArrow(DdflowError, TypeError):
 
     ddflow accepts tables, batches and readers of Arrow, pandas, Polars and DuckDB, datasets, and paths of files.
 
-    Remedy: convert the rows to such a type.
+    Remedy: convert the rows to one of these types.
     """
 
 
 class BadMessage(DdflowError, ValueError):
     """The input's format cannot read a message.
 
-    The error names the offset of the message and the reason. The whole call was refused, so the messages before this
-    one were not ingested either.
+    The error names the offset of the message and the reason. The whole call was refused, so the messages before the bad
+    message were not ingested either.
 
-    Remedy: fix the source. Or give the format ``on_bad="drop"``, which counts such messages as ``bad`` and writes
-    them to the output ``<input>.bad``.
+    Remedy: fix the source. On Spark, filter out the message by its offset. Or create a new state with ``on_bad="drop"``
+    in the format: bad messages are counted as ``bad``, and written to the output ``<input>.bad``.
     """
 
 
@@ -167,15 +168,15 @@ class NullKey(DdflowError, ValueError):
 
     By default a null key is a mistake, so the whole call is refused.
 
-    Remedy: give the key; or choose ``null_key="drop"`` to count the event as ``bad``, or ``"keep"`` to treat null
-    like any other value.
+    Remedy: set the key in the event; or choose ``null_key="drop"`` to count the event as ``bad``, or ``"keep"`` to
+    treat null like any other value.
     """
 
 
 class TieRefused(DdflowError, ValueError):
     """Two events of a key have the same order, and the spec says ``tie="error"``.
 
-    Both events may be in one call, or the state may already hold the first.
+    The two events may be in one call, or the state may hold one of them from an earlier call.
 
     Remedy: make the order finer (``seq=``, more ``order_by`` columns), or choose ``tie="last"``, ``"first"`` or
     ``"greatest"``.
@@ -192,89 +193,90 @@ class LateEvent(DdflowError, ValueError):
 
 
 class TimeWentBack(DdflowError, ValueError):
-    """The time of a step is not above the last one, or a frontier moved back.
+    """The time of a step is not greater than the time of the last step, or a frontier moved back.
 
-    The times of steps rise. A frontier stays or rises.
+    Each step needs a greater time than the step before it. A frontier can only stay the same or grow.
 
-    Remedy: give a greater time, or none: ``step(rows)`` takes the next one. To repeat a call on durable state, give
-    its ``epoch=``.
+    Remedy: pass a greater time, or omit the time, because ``step(rows)`` then chooses a greater time. To repeat a call
+    on a durable state, pass the ``epoch=`` of the call.
     """
 
 
 class DuplicateKeys(DdflowError, ValueError):
-    """Full contents name a key more than once.
+    """The full contents that you passed for an input contain a key more than once.
 
-    ``replace`` takes an authoritative table, so each key occurs once.
+    ``replace`` takes a complete table, so each key must occur once.
 
-    Remedy: remove the duplicates. Or give the rows to ``step``, where the order decides which row wins.
+    Remedy: remove the duplicates. Or pass the rows to ``step``, where the order decides which row wins.
     """
 
 
 class TooManyAbsent(DdflowError, ValueError):
-    """Full contents lack more keys than you allowed.
+    """You passed the full contents of an input, but they lack more of the existing keys than you allowed.
 
-    ``max_absent=``, on the shell ``--max-absent``, guards against truncated contents. Nothing changed.
+    ``max_absent=``, on the shell ``--max-absent``, protects against truncated contents. Nothing changed.
 
-    Remedy: check whether the file is complete; if it is, allow more.
+    Remedy: check whether the file is complete. If the file is complete, allow more absent keys.
     """
 
 
 class EmptyContents(DdflowError, ValueError):
-    """Full contents, or a corrected history, have no rows, so they would delete every existing key.
+    """The full contents or the corrected history that you passed have no rows, so they would delete every existing key.
 
-    The usual cause is a truncated file. ``allow_empty=True``, on the shell ``--allow-empty``, accepts it. Nothing
-    changed.
+    The usual cause is a truncated file. ``allow_empty=True``, on the shell ``--allow-empty``, accepts empty contents.
+    Nothing changed.
 
-    Remedy: check whether the file is complete; if it is, allow it.
+    Remedy: check whether the file is complete. If the file is complete, allow empty contents.
     """
 
 
 class OutOfScope(DdflowError, ValueError):
-    """Full contents of a scope have rows outside the scope.
+    """You passed the full contents of a scope, but some of the rows are outside the scope.
 
-    With ``scope="day = 7"`` each row must be of day 7.
+    With ``scope="day = 7"``, the column ``day`` must be 7 in every row.
 
     Remedy: fix the table or the scope.
     """
 
 
 class LogUnclear(DdflowError, ValueError):
-    """A log is not the one that fed a state, or ddflow cannot tell whether it is.
+    """A log did not feed this state, or ddflow cannot tell whether the log fed the state.
 
-    ``verify``, ``migrate`` and ``why`` fold a log as the state was fed. If parts of it were full contents, they must
-    know which parts.
+    ``verify``, ``migrate`` and ``why`` replay a log in the same way in which its parts were passed to the state. If
+    some parts of the log were full contents, ddflow must know which parts.
 
-    Remedy: give all parts, one for each call, or mark them with ``dd.Full`` and ``dd.Restated`` (shell:
-    docs/cli.md).
+    Remedy: pass all parts of the log, one part for each call, or mark the parts with ``dd.Full`` and ``dd.Restated``,
+    on the shell with ``--full`` (docs/cli.md).
     """
 
 
 class NotReadable(DdflowError, ValueError):
-    """A read asks for a time that is not kept or not yet closed, or for rows outside the state.
+    """You tried to read rows that the state does not keep, or a time that is not retained or not yet closed.
 
-    A state keeps only the present without ``retain=``. It keeps an input of differences only with ``keep=True``.
+    Without ``retain=`` a state keeps only the present. The rows of an input of differences are kept only with
+    ``keep=True``.
 
-    Remedy: ask for a time from ``since`` to the last closed one; set ``retain=``; or read another output.
+    Remedy: ask for a time from ``since`` to the last closed time; set ``retain=``; or read another output.
     """
 
 
 class NoSuchOutput(DdflowError, KeyError):
     """The result of a step or a run has no output of this name.
 
-    The flow does not have it. An output without changes is in the result, with no rows.
+    The flow does not have this output. If an output has no changes, the result has a table without rows.
 
-    Remedy: use a name that the message lists; ``flow.output(name, ...)`` defines them.
+    Remedy: use a name that the message lists; ``flow.output(name, ...)`` defines an output.
     """
 
     __str__ = DdflowError.__str__  # a KeyError shows its arguments
 
 
 class NotUnique(DdflowError, ValueError):
-    """A key has several rows, but an upsert or a lookup needs exactly one.
+    """A key has several rows, but an upsert or a lookup needs exactly one row.
 
     ``to_upserts``, a sink in mode ``upsert`` and the right side of a ``lookup`` need one row per key.
 
-    Remedy: give a key that distinguishes the rows; or choose with ``on_conflict=`` which row to show.
+    Remedy: use a key that distinguishes the rows; or choose with ``on_conflict=`` which row to show.
     """
 
 
@@ -283,50 +285,50 @@ class NotHeld(DdflowError, ValueError):
 
     Some updates are missing, or they are out of order.
 
-    Remedy: give all updates from the beginning, in order. If they begin later, first give the rows held at that
-    time.
+    Remedy: pass all updates from the beginning, in order. If older updates are missing, first pass the rows that
+    existed before the first update.
     """
 
 
 class NotSingle(DdflowError, ValueError):
     """A scalar subquery returned several rows for one outer row.
 
-    ``(select x from t where ...)`` must give one value.
+    ``(select x from t where ...)`` must return one value.
 
     Remedy: add a condition that leaves one row, or an aggregate such as ``max(x)``.
     """
 
 
 class NegativeMultiplicity(DdflowError, ValueError):
-    """A row has a negative multiplicity at the end of a time, and the operator cannot use it.
+    """After all updates of a time, a row has a negative multiplicity, but the operator needs a positive one.
 
-    Tops, outer joins, min and max need rows with positive multiplicity. Counts and sums do not.
+    Top-k, outer joins, min and max need positive multiplicities. Counts and sums accept negative multiplicities.
 
-    Remedy: look for a retraction without its row (``negate``, an ``updates`` input); or apply the operator before
-    it.
+    Remedy: find the ``negate`` or the ``updates`` input that retracts a row which was never asserted. Or apply the
+    operator before you add that input.
     """
 
 
 class CountOverflow(DdflowError, OverflowError):
-    """A count, or a sum of diffs, does not fit int64.
+    """A count, or a sum of diffs, overflows int64.
 
     The whole step was refused.
 
-    Remedy: check whether ``diff`` is the column that you mean; use smaller groups.
+    Remedy: check whether ``diff`` names the right column, or use smaller groups.
     """
 
 
 class AggregateOverflow(DdflowError, OverflowError):
-    """An aggregate of a group exceeds its type at the end of a time.
+    """After all updates of a time, an aggregate of a group is too large for its type.
 
-    Types follow Spark: a sum of integers is int64.
+    Results have the same types as in Spark: a sum of integers is int64.
 
     Remedy: cast the argument to a wider type: ``sum(cast(x as decimal(38,0)))``.
     """
 
 
 class MergeOverflow(DdflowError, ValueError):
-    """A sum of a merge exceeds the type of its column.
+    """A merge adds up the values of a column, and a sum is too large for the type of the column.
 
     The sum has the declared type of its column.
 
@@ -335,7 +337,7 @@ class MergeOverflow(DdflowError, ValueError):
 
 
 class ListTooLong(DdflowError, ValueError):
-    """A list of a merge exceeds its limit.
+    """A list that a merge collects exceeds its limit.
 
     ``union``, ``collect`` and ``append`` are bounded, so that one key cannot grow without end.
 
@@ -353,12 +355,11 @@ class TooLarge(DdflowError, MemoryError):
 
 
 class EngineClosed(DdflowError, RuntimeError):
-    """The engine was closed, its commit failed, a step was interrupted halfway, or the process was forked.
+    """The engine was closed, a commit failed, a step was interrupted halfway, or the process was forked.
 
-    The engine takes no more calls, because its memory may differ from the last commit.
+    The engine accepts no more calls, because its memory may differ from the last commit.
 
-    Remedy: open the flow again; a durable state continues from its last commit. The cause is the error before this
-    one.
+    Remedy: open the flow again; a durable state continues from its last commit. An earlier error shows the cause.
     """
 
 
@@ -367,7 +368,7 @@ class ConcurrentUse(DdflowError, RuntimeError):
 
     Only one thread at a time may use an engine.
 
-    Remedy: give every thread its own engine, or use a lock. Any number of threads may read with `ddflow.Snapshot`.
+    Remedy: use one engine for each thread, or use a lock. Any number of threads may read with `ddflow.Snapshot`.
     """
 
 
@@ -376,7 +377,7 @@ class BudgetExceeded(DdflowError, MemoryError):
 
     Without a spill folder, the budget is a hard limit. The whole step was refused.
 
-    Remedy: name a folder with ``spill=``, raise the budget, or take smaller steps.
+    Remedy: pass a folder with ``spill=``, raise the budget, or take smaller steps.
     """
 
 
@@ -392,9 +393,9 @@ class OutOfMemory(DdflowError, MemoryError):
 class SpillRefused(DdflowError, OSError):
     """A spill folder is missing, belongs to another user, is open to all users, or is read-only.
 
-    Spilled rows are data, so only you may have access to the folder.
+    Spilled rows are data, so the folder must be closed to all other users.
 
-    Remedy: give the engine another folder, or fix the permissions.
+    Remedy: pass another folder, or fix the permissions.
     """
 
 
@@ -403,7 +404,7 @@ class SpillInUse(DdflowError, OSError):
 
     A spill folder belongs to a single engine.
 
-    Remedy: give every engine its own folder.
+    Remedy: use one folder for each engine.
     """
 
 
@@ -426,11 +427,11 @@ class SpillFailed(DdflowError, OSError):
 
 
 class StateRefused(DdflowError, OSError):
-    """The location of a state is missing, belongs to another user, is open to all users, or cannot publish safely.
+    """The location of a state is missing, belongs to another user, is open to all users, or allows no safe commits.
 
-    ddflow refuses it before it writes anything.
+    ddflow refuses the location before it writes anything.
 
-    Remedy: give another location, or fix the permissions; ``trust="group"`` accepts a folder of a group.
+    Remedy: choose another location, or fix the permissions; ``trust="group"`` accepts a folder of a group.
     """
 
 
@@ -439,7 +440,7 @@ class CorruptState(DdflowError, RuntimeError):
 
     ddflow verifies every file before it parses a byte. The message names the file.
 
-    Remedy: restore the file from a copy; or use ``ddflow rollback`` to go back to a version without this file.
+    Remedy: restore the file from a backup; or use ``ddflow rollback`` to go back to a version without this file.
     ``ddflow fsck`` lists all damage.
     """
 
@@ -447,7 +448,7 @@ class CorruptState(DdflowError, RuntimeError):
 class Fenced(DdflowError, RuntimeError):
     """Another writer has committed to this state since the engine opened it.
 
-    If two writers commit, only one wins. This engine will never write again.
+    If two writers commit, only one wins. This engine cannot write any more.
 
     Remedy: stop one writer. To continue after the other writer's commits, open the state again.
     """
@@ -474,7 +475,7 @@ class StorageFailed(DdflowError, OSError):
 class OutcomeUnknown(DdflowError, OSError):
     """The storage of a state failed while a commit was published, so the commit may have happened.
 
-    This process cannot find out whether it did.
+    This process cannot find out whether the commit happened.
 
     Remedy: open the state again, and repeat the call with its ``epoch=`` or ``time=``: a committed call counts
     once.
@@ -482,34 +483,34 @@ class OutcomeUnknown(DdflowError, OSError):
 
 
 class ReplayMismatch(DdflowError, ValueError):
-    """A repeated call has other rows than the committed epoch.
+    """The rows of a repeated call differ from the rows of the committed epoch.
 
-    A repeated call must have the same rows, however you cut them into batches.
+    A repeated call must have the same rows, but a different split into batches is allowed.
 
-    Remedy: give the original rows, or the next epoch for new rows. On Spark, the source did not repeat its rows.
+    Remedy: pass the original rows, or pass the next epoch for new rows. On Spark, the source did not repeat its rows.
     """
 
 
 class EpochSkipped(DdflowError, ValueError):
-    """The epoch of a call is neither the next one nor a repeatable one.
+    """The epoch of a call is neither the next epoch nor an epoch that can be repeated.
 
     You can repeat the last eight epochs, on Spark the last ``keep=`` epochs.
 
-    Remedy: give the next number; ``ddflow inspect STATE`` shows it.
+    Remedy: pass the next number; ``ddflow inspect STATE`` shows the current epoch.
     """
 
 
 class SnapshotExpired(DdflowError, LookupError):
     """The requested version of a state is no longer kept.
 
-    A version is kept for ``grace=`` seconds after the next one.
+    A version is kept for ``grace=`` seconds after the next version was published.
 
     Remedy: ask for a later version; or, for slow readers, open the state with a greater ``grace=``.
     """
 
 
 class UnreadableInput(DdflowError, ValueError):
-    """A file, a table or a topic cannot be read: it is missing, empty, damaged, of an unknown kind, or forbidden.
+    """A file, a table or a topic cannot be read: it is missing, empty, damaged, of an unknown type, or forbidden.
 
     A retry does not help. Nothing was ingested.
 
@@ -520,28 +521,28 @@ class UnreadableInput(DdflowError, ValueError):
 class OutputExists(DdflowError, FileExistsError):
     """An output file already exists.
 
-    ddflow overwrites nothing unless you ask for it.
+    ddflow overwrites a file only if you ask for it.
 
-    Remedy: give another name, or pass ``--overwrite``.
+    Remedy: choose another name, or pass ``--overwrite``.
     """
 
 
 class UnwritableOutput(DdflowError, OSError):
-    """An output cannot be written because of its folder, its kind, its types, or the disk.
+    """An output cannot be written because of its folder, its file type, its column types, or the disk.
 
     Existing contents are unchanged.
 
-    Remedy: give another path or kind, or check the disk.
+    Remedy: choose another path or file type, or check the disk.
     """
 
 
 class SourceChanged(DdflowError, ValueError):
     """A source has changed since its position was committed.
 
-    A file changed after ddflow read it; a topic no longer has the next offset; or a slot was dropped. The state has
-    lost the changes since then.
+    A file changed after ddflow read it; a topic no longer has the next offset; or a replication slot was dropped. The
+    source no longer has the changes that follow the committed position.
 
-    Remedy: restore the source; or begin a new state from its present contents.
+    Remedy: restore the source; or create a new state from the present contents of the source.
     """
 
 
@@ -555,25 +556,25 @@ class SourceFailed(DdflowError, OSError):
 
 
 class SinkRefused(DdflowError, ValueError):
-    """A state cannot write to the table of a target: its shape or its rows do not fit, or another state owns it.
+    """A state cannot write to a target: the shape or the rows of the table do not fit, or another state owns the table.
 
     Nothing was written.
 
-    Remedy: give another table, or change it as the message says. ``ddflow sync --adopt`` takes over existing rows.
+    Remedy: choose another table, or change this one as the message says. ``ddflow sync --adopt`` takes over its rows.
     """
 
 
 class SinkAhead(DdflowError, RuntimeError):
     """A target has an epoch that is not in this state's history, or a second process writes to it.
 
-    It is so after a rollback, or after a state was restored from an older copy.
+    The cause may be a rollback, or a state that was restored from an older backup.
 
-    Remedy: stop the other writer; then ``ddflow sync`` gives the target the difference.
+    Remedy: stop the other writer; then run ``ddflow sync``, which writes the difference to the target.
     """
 
 
 class SinkFailed(DdflowError, OSError):
-    """A target cannot be reached, or failed to take an epoch.
+    """A target cannot be reached, or failed to write an epoch.
 
     ``run`` retries with growing pauses, and raises this error after ``give_up_after=``. The state keeps the epoch.
 
@@ -582,11 +583,11 @@ class SinkFailed(DdflowError, OSError):
 
 
 class FeedChanged(DdflowError, ValueError):
-    """A state receives batches from another query than before, or the numbers of its batches start again.
+    """A state receives batches from another query than before, or a query restarts its batch numbers.
 
-    The checkpoint was deleted, or belongs to another state. To continue would count rows twice.
+    The checkpoint was deleted, or belongs to another state. If ddflow went on, it would count rows twice.
 
-    Remedy: give each query its own state. Or pass ``adopt=True``, if the source begins after the last event in the
+    Remedy: use one state for each query. Or pass ``adopt=True``, if the source begins after the last event in the
     state, or if the events have an order, so that older events change nothing.
     """
 
@@ -601,11 +602,11 @@ class MissingReceipts(DdflowError, RuntimeError):
 
 
 class ReceiptsDisagree(DdflowError, RuntimeError):
-    """Two attempts at one task made different results from the same rows.
+    """Two attempts at one task computed different results from the same rows.
 
-    A function of yours, or the source, gives other rows each time.
+    Your function, or the source, returns different rows each time.
 
-    Remedy: make the results depend on the rows alone: no ``rand()``, no clock, no table that is being written.
+    Remedy: make the results depend only on the rows: use no ``rand()``, no clock, no table that is being written.
     """
 
 
@@ -624,7 +625,7 @@ GROUPS: Final[dict[str, tuple[type[DdflowError], ...]]] = {
         SpecError, ExpressionError, NoSuchVerb, WrongMode, PlanChanged, MissingExtra, NotInvariant,
         MergerFailed, AggregateFailed, IllegalTransition,
     ),
-    "What you give": (
+    "Rows and calls": (
         SchemaMismatch, NotArrow, BadMessage, NullKey, TieRefused, LateEvent, TimeWentBack, DuplicateKeys,
         TooManyAbsent, EmptyContents, OutOfScope, LogUnclear,
     ),
@@ -654,7 +655,7 @@ REMEDY: Final = "Remedy: "
 
 
 class ErrorEntry(NamedTuple):
-    """The entry of a class in the index of errors: one sentence, the details, and the fix."""
+    """The entry of an error class in the index of errors: one sentence, the details, and the remedy."""
 
     name: str
     means: str
@@ -666,7 +667,7 @@ def parse_error_entry(of: type[DdflowError]) -> ErrorEntry:
     """Parse the docstring of a class into its entry in the index of errors; each part becomes one line.
 
     >>> parse_error_entry(NullKey).means, parse_error_entry(NullKey).fix[:13]
-    ('An event has no key: one of its key columns is null.', 'give the key;')
+    ('An event has no key: one of its key columns is null.', 'set the key i')
     """
     means, *more, fix = [" ".join(part.split()) for part in (inspect.getdoc(of) or "").split("\n\n")]
     return ErrorEntry(of.__name__, means, " ".join(more), fix.removeprefix(REMEDY))
@@ -674,7 +675,7 @@ def parse_error_entry(of: type[DdflowError]) -> ErrorEntry:
 
 @contextmanager
 def convert_errors(errors: Any, to: Callable[[Any], DdflowError | None]) -> Iterator[None]:
-    """Replace each of ``errors`` by the result of ``to``; if ``to`` returns None, raise the original error."""
+    """Convert errors of the classes ``errors`` with ``to``. If ``to`` returns None, raise the original error."""
     try:
         yield
     except errors as error:
@@ -689,7 +690,7 @@ def first_line(error: BaseException) -> str:
 
 
 def import_extra(asked: str, extra: str, *names: str) -> Any:
-    """Import modules of an extra, and return the first; ``asked`` is for the message. Raises `MissingExtra`."""
+    """Import modules of an extra, and return the first module. ``asked``: the request, for `MissingExtra`."""
     try:
         library, *_ = map(importlib.import_module, names)
     except ImportError as error:

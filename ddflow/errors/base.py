@@ -1,11 +1,12 @@
-"""Define the base class of all errors, with texts that hold data.
+"""Define the base class of all errors, and texts that contain data such as row numbers.
 
-The text of an error is an `ErrorText`: plain text mixed with parts that are data. A `Row` gets the name that its file's
-reader uses. A `Fix` is an option or a call to type. `FixSyntax` writes fixes as Python; the shell and Spark have
-subclasses.
+The text of an error is an `ErrorText`: plain text mixed with parts that are data. A `Row` is a row number; the reader
+of a file can replace it by a line number of the file. A `Fix` is an option or a call that the user can type.
+`FixSyntax` writes fixes as Python code; its subclasses write them for the shell and for Spark.
 
-Guarantees: the text of an error holds no secret of an address or a setting (`mask_secrets`).
-Limits: a secret setting under an unknown name, or a password repeated alone, is not recognized.
+Guarantees: the text of an error holds no secret from an address or a setting (`mask_secrets`).
+Limits: two kinds of secrets are not recognized: the value of a setting with an unknown name, and a password that is not
+written in a setting or an address.
 
 >>> error = DdflowError("rows for 'orders'", "null in " + Row(3), "choose " + Option("null_key", "drop"), column="id")
 >>> str(set_error_row_names(error, "line {}".format, "orders.csv")), error.row, error.file, error.fixes
@@ -25,7 +26,7 @@ _NAME: Final = (
 )
 _VALUE: Final = r"(?!\.\.\.)(?:'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|[^\s&]+)"
 _SPACED: Final = r"[^\s:/@]*:(?!\s|\d{1,5}(?:[/?#,;:)\s'\"]|$))[^\n]*@"
-"""A password that may contain spaces, recognized because no port number begins there."""
+"""A user and a password that may contain spaces. The pattern does not match if a port number follows the colon."""
 _SCHEME: Final = r"\b(?!abfss?:|wasbs?:)([a-z][a-z0-9+.\-]*:"
 _USER: Final = re.compile(rf"(?i){_SCHEME}/+)(?:{_SPACED}|\S*@)|{_SCHEME})[^\s/]\S*@")
 _SETTING: Final = re.compile(rf"(?i)(?<![\w.\-])((['\"]?)(?:{_NAME})\2\s*=\s*|(['\"])(?:{_NAME})\3\s*:\s*){_VALUE}")
@@ -33,14 +34,15 @@ _PARAMETER: Final = re.compile(r"(?i)(?<=[?&;])((?:[\w.\-]*(?:key|sig|auth|pass|
 _PASSWORD: Final = re.compile(r"(?s)[a-zA-Z][\w+.\-]*://[^:/@]*:(.*)@")
 _HINT: Final = re.compile(r"[=@]|['\"]\s*:")
 _LEAST: Final = 4
-"""The least length of a known secret that is masked wherever it occurs, in characters."""
+"""The minimal number of characters of a known secret. Shorter values are not masked."""
 
 
 def mask_secrets(text: str, known: Iterable[Any] = ()) -> str:
-    """Replace each secret, and each of the ``known`` values of settings, by ``...``. O(text).
+    """Replace each recognized secret, and each value in ``known``, by ``...``. O(text).
 
-    The form of a secret identifies it: user and password before an ``@``, parameters of an address, and settings with
-    the name of a secret, as libpq, librdkafka, Spark, JSON and Python write them. Hosts, paths and tables always stay.
+    Recognized secrets are: user and password before an ``@``, parameters of an address, and settings with names such as
+    ``password``. Settings may have the syntax of libpq, librdkafka, Spark, JSON or Python. Hosts, paths and tables are
+    not masked.
 
     >>> mask_secrets("connect to postgres://me:p@ss/w:rd#1@db:5432/shop#t, with sslmode=require")
     'connect to postgres://...@db:5432/shop#t, with sslmode=require'
@@ -62,7 +64,7 @@ def mask_secrets(text: str, known: Iterable[Any] = ()) -> str:
 
 
 def shorten(text: str, most: int = 300) -> str:
-    """Return a text of at most ``most`` characters unchanged, and only the two ends of a longer one."""
+    """Return a text of at most ``most`` characters unchanged. Cut the middle out of a longer text."""
     return text if len(text) <= most else f"{text[: most // 2]} ... {text[-(most // 2) :]}"
 
 
@@ -78,7 +80,7 @@ class FixSyntax:
         return str(dict(types))
 
     def format_input_types(self, input: str) -> str:
-        """Format how to declare types for one input."""
+        """Format the advice to declare types for one input."""
         return f"{{{input!r}: {{column: type}}}}"
 
     def format_evolve_call(self, fix: EvolveFix) -> str:
@@ -88,15 +90,18 @@ class FixSyntax:
         return f"dd.evolve({', '.join(['STATE' if fix.state is None else repr(fix.state), *given])})"
 
     def format_migration(self, fix: EvolveFix) -> str:
-        """Format how to replay a log into a new state that has the types from its beginning."""
+        """Format the advice to replay a log into a new state that is declared with the wider types."""
         return f"{self.format_types(fix.types)}, in a new state"
 
     def format_engine_evolve_call(self, fix: EvolveFix) -> str:
-        """Format the call that gives an open engine types it can read, with an ", or " after it; or return ""."""
+        """Format the call that declares wider types to an open engine.
+
+        The returned text ends with ", or ". If no call can declare wider types, the text is "".
+        """
         return f"engine.evolve({ {fix.input: dict(fix.types)} if fix.input else dict(fix.types) }), or "
 
     def format_verb(self, name: str) -> str:
-        """Format a verb without its arguments."""
+        """Format the name of a ddflow function or command, without arguments."""
         return f"dd.{name}"
 
     def format_file(self, path: str, options: Mapping[str, Any]) -> str:
@@ -104,7 +109,7 @@ class FixSyntax:
         return f"dd.FilePath({', '.join([repr(path), *(f'{name}={value!r}' for name, value in options.items())])})"
 
     def format_tombstone(self, column: str, value: Any = None) -> str:
-        """Format a tombstone rule: a column, and the value that deletes."""
+        """Format a tombstone rule: a column, and the value that marks a delete."""
         return f"dd.tombstone({column!r}{'' if value is None else f', {value!r}'})"
 
 
@@ -115,7 +120,7 @@ class ErrorTextPart:
     """A part of a message that is data."""
 
     def text(self, words: FixSyntax) -> str:
-        """Format the part in a syntax."""
+        """Format the part in the given syntax."""
         raise NotImplementedError
 
     def __str__(self) -> str:
@@ -130,10 +135,12 @@ class ErrorTextPart:
 
 @dataclass(frozen=True)
 class Row(ErrorTextPart):
-    """A row of a call, counted from 0, or with the name that its file's reader gives it.
+    """The number of a row in a call, counted from 0.
 
-    ``before`` and ``after`` are printed only with a row whose name is not "". ``inner`` marks a row of an operator, not
-    of the call.
+    The reader of a file may give the row a name, such as its line in the file.
+
+    ``before`` and ``after`` are texts around the row; with the name "" nothing is printed. ``inner`` marks a row of an
+    operator, not of the call.
 
     >>> str(Row(3)), Row(3, ", first in ", name="line 5").text(PYTHON), Row(0, after=": ", name="").text(PYTHON)
     ('row 3, counted from 0', ', first in line 5', '')
@@ -152,7 +159,9 @@ class Row(ErrorTextPart):
 
 
 def format_location(before: str, place: str | Row, after: str = "") -> str | ErrorTextPart:
-    """Format a place with text around it; a row without a name leaves out the text as well.
+    """Format a place, such as a row, with the text before and after it.
+
+    If the place is a row with the name "", the result is empty.
 
     >>> str(format_location("7 rows, first in ", Row(3))), format_location("", "offset 9", ": no JSON")
     ('7 rows, first in row 3, counted from 0', 'offset 9: no JSON')
@@ -163,7 +172,7 @@ def format_location(before: str, place: str | Row, after: str = "") -> str | Err
 
 
 class Fix(ErrorTextPart):
-    """An option or a call to type that fixes an error."""
+    """An option or a call that fixes an error if the user types it."""
 
 
 @dataclass(frozen=True)
@@ -188,7 +197,7 @@ class Option(Fix):
 
 @dataclass(frozen=True)
 class DeclareFix(Fix):
-    """The declared types of some columns, by name."""
+    """Advice to declare the types of some columns, by name."""
 
     types: Mapping[str, str]
 
@@ -199,20 +208,20 @@ class DeclareFix(Fix):
 
 @dataclass(frozen=True)
 class InputTypesFix(Fix):
-    """The way to declare types for one input among several."""
+    """Advice to declare types for one of several inputs."""
 
     input: str
 
     def text(self, words: FixSyntax) -> str:
-        """Format it as the user types it."""
+        """Format the declaration as the user types it."""
         return words.format_input_types(self.input)
 
 
 @dataclass(frozen=True)
 class EvolveFix(Fix):
-    """A rewrite of a state: columns of an input get wider types, or outputs and inputs are dropped.
+    """Advice to rewrite a state: widen columns of an input, or drop outputs and inputs.
 
-    ``moves`` says that no rewrite can give the types, so the log must be replayed into a new state.
+    ``moves``: True if no rewrite can change the types, so the log must be replayed into a new state.
 
     >>> str(EvolveFix({"c": "double"}, "orders")), str(EvolveFix(state="s", drop_outputs=["old"]))
     ("dd.evolve(STATE, {'orders': {'c': 'double'}})", "dd.evolve('s', drop_outputs=['old'])")
@@ -237,15 +246,19 @@ class EvolveFix(Fix):
 
 @dataclass(frozen=True)
 class WidenFix(EvolveFix):
-    """A rewrite for a column that may have become wider at its source; its text ends a remedy.
+    """Advice to rewrite a state because a column may have become wider at its source.
 
-    ``declared`` says that the remedy already names the type. ``reads`` says that an open engine accepts the type, too.
-    ``new`` says that the state is still empty. ``fixed`` holds the columns that no rewrite can change.
+    The text of the advice is written at the end of a remedy.
+
+    ``declared``: True if the remedy already names the type. ``reads``: True if an open engine accepts the type, too.
+    ``new``: True if the state is still empty. ``fixed``: the columns that no rewrite can change.
 
     >>> str(WidenFix({"c": "double"}, declared=True))
-    "; in a state the column becomes that by dd.evolve(STATE, {'c': 'double'})"
-    >>> str(WidenFix({"c": "double"}, new=True)), str(WidenFix({"c": "double"}, fixed=["c"]))
-    ("; declare the type that fits: {'c': 'double'}", '; a state cannot change it to that: make a new one')
+    "; to change the column in a state, use dd.evolve(STATE, {'c': 'double'})"
+    >>> str(WidenFix({"c": "double"}, new=True))
+    "; declare the type that fits: {'c': 'double'}"
+    >>> str(WidenFix({"c": "double"}, fixed=["c"]))
+    '; a state cannot change the column to that type; create a new state'
     """
 
     declared: bool = False
@@ -258,21 +271,19 @@ class WidenFix(EvolveFix):
         if self.new:
             return "" if self.declared else f"; declare the type that fits: {words.format_types(self.types)}"
         if not self.types or not self.types.keys().isdisjoint(self.fixed):
-            return "; a state cannot change it to that: make a new one"
-        why = (
-            "in a state the column becomes that by " if self.declared else "if the column became wider at its source: "
-        )
+            return "; a state cannot change the column to that type; create a new state"
+        why = "to change the column in a state, use " if self.declared else "if the column became wider at its source: "
         return f"; {why}{words.format_engine_evolve_call(self) if self.reads else ''}{words.format_evolve_call(self)}"
 
 
 @dataclass(frozen=True)
 class CommandFix(Fix):
-    """A verb, such as ``rollback``, without its arguments."""
+    """The name of a ddflow function or command, such as ``rollback``, without arguments."""
 
     name: str
 
     def text(self, words: FixSyntax) -> str:
-        """Format the verb as the user calls it."""
+        """Format the name as the user calls it."""
         return words.format_verb(self.name)
 
 
@@ -290,7 +301,7 @@ class FileFix(Fix):
 
 @dataclass(frozen=True)
 class TombstoneFix(Fix):
-    """A tombstone rule: a column, and the value that deletes."""
+    """A tombstone rule: a column, and the value that marks a delete."""
 
     column: str
     value: Any = None
@@ -301,7 +312,7 @@ class TombstoneFix(Fix):
 
 
 class ErrorText(str):
-    """A text that keeps its data parts. Its string form is in Python's syntax.
+    """A text that remembers which of its parts are data. As a plain string, it has Python's syntax.
 
     >>> ErrorText("null in ", Row(3), "; choose ", Option("late", "drop")) + "!"
     "null in row 3, counted from 0; choose late='drop'!"
@@ -310,7 +321,7 @@ class ErrorText(str):
     parts: tuple[str | ErrorTextPart, ...]
 
     def __new__(cls, *given: str | ErrorTextPart) -> ErrorText:
-        """Join texts and parts."""
+        """Join plain texts and data parts into one text."""
         parts = [part for each in given for part in (each.parts if isinstance(each, ErrorText) else (each,))]
         made = super().__new__(cls, "".join(map(str, parts)))
         made.parts = tuple(parts)
@@ -332,7 +343,7 @@ class ErrorText(str):
 
 
 def format_error_text(text: str, words: FixSyntax) -> str:
-    """Format a text in a syntax, without secrets; a plain string keeps its words."""
+    """Format the data in a text in the given syntax, and mask secrets. A plain string is not formatted again."""
     parts = text.parts if isinstance(text, ErrorText) else (text,)
     return mask_secrets("".join(each if isinstance(each, str) else each.text(words) for each in parts))
 
@@ -365,9 +376,9 @@ class DdflowError(Exception):
     """
 
     words: FixSyntax = PYTHON
-    """The syntax that `str` uses."""
+    """The syntax in which `str` writes the message."""
     cells: str = ""
-    """The cells of the row that caused the error."""
+    """The values of the row that caused the error, as text."""
 
     def __init_subclass__(cls, **more: Any) -> None:
         super().__init_subclass__(**more)
@@ -408,12 +419,12 @@ class DdflowError(Exception):
 
     @property
     def fixes(self) -> tuple[Fix, ...]:
-        """The options and calls to type, as data, in the order of the text."""
+        """The suggested options and calls as data, in the order in which they occur in the message."""
         return tuple(each for each in self.fix.parts if isinstance(each, Fix))
 
     @property
     def message(self) -> ErrorText:
-        """Request, finding and remedy as one text."""
+        """The whole message: request, finding and remedy."""
         return ErrorText(self.asked, ": ", self.found, "; ", self.fix)
 
     def __str__(self) -> str:
@@ -437,7 +448,7 @@ def replace_error_texts(
 
 
 def replace_error_parts(error: T, kind: Any, change: Callable[[Any], str | ErrorTextPart]) -> T:
-    """Replace the parts of one kind in an error's texts, and return the error."""
+    """Replace the data parts of one class in the texts of an error, and return the error."""
     error.args = tuple(
         ErrorText(*(change(each) if isinstance(each, kind) else each for each in text.parts)) for text in error.args
     )
@@ -445,7 +456,10 @@ def replace_error_parts(error: T, kind: Any, change: Callable[[Any], str | Error
 
 
 def set_error_input(error: T, input: str, several: bool) -> T:
-    """Set the input of an error; ``several`` says that the plan has other inputs, so fixes must name it."""
+    """Set the input that an error names. ``several``:
+
+    True if the plan has several inputs, so fixes must name the input.
+    """
     error.input = error.input or input
     return (
         replace_error_parts(error, EvolveFix, lambda fix: replace(fix, input=fix.input or input)) if several else error
@@ -453,7 +467,10 @@ def set_error_input(error: T, input: str, several: bool) -> T:
 
 
 def set_error_state(error: T, state: str | None, fixed: Collection[str] = ()) -> T:
-    """Set the state of an error, None for a new one; ``fixed`` holds the columns that no rewrite can change."""
+    """Set the state that the text of an error mentions. ``state``: None for a new state.
+
+    ``fixed``: columns that no rewrite can change.
+    """
 
     def locate(fix: EvolveFix) -> Fix:
         if isinstance(fix, WidenFix):
@@ -466,6 +483,9 @@ def set_error_state(error: T, state: str | None, fixed: Collection[str] = ()) ->
 
 
 def set_error_row_names(error: T, name: Callable[[int], str], file: str = "") -> T:
-    """Name the rows of an error as the reader of their file names them."""
+    """Replace row numbers in the text of an error by the lines or rows of the file.
+
+    ``name``: a function from a row's number to its name.
+    """
     error.file = error.file or file
     return replace_error_parts(error, Row, lambda row: replace(row, name="" if row.inner else name(row.number)))

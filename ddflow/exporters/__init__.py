@@ -1,7 +1,7 @@
-"""Export the metrics of an engine to a monitoring system: ``dd.exporters``, for ``metrics=``.
+"""Export the metrics of an engine to a monitoring system.  ``dd.exporters`` has the values for ``metrics=``.
 
 An exporter receives the `CallMetrics` of each call and never reads the engine. ``figures.py`` declares all metrics, and
-each backend has one file, imported at the first use.
+each backend has one file, which is imported when the backend is first used.
 
 >>> import ddflow as dd
 >>> from prometheus_client import CollectorRegistry
@@ -27,16 +27,16 @@ FIX: Final = "pip install 'ddflow[metrics]'"
 def prometheus(
     flow: str, *, registry: "CollectorRegistry | None" = None, serve: str | int | None = None
 ) -> "PrometheusExporter":
-    """Export metrics to Prometheus.  Needs the extra ``metrics``.
+    """Export metrics to Prometheus.  The extra ``metrics`` must be installed.
 
     Parameters
     ----------
     flow : str
         The label ``flow`` of every metric.
     registry : prometheus_client.CollectorRegistry, optional
-        The registry for the metrics; by default the one that ``prometheus_client`` serves.
+        The registry for the metrics; by default the global registry of ``prometheus_client``.
     serve : str or int, optional
-        A port, or ``"host:port"``, to serve ``/metrics`` from a thread; 0 takes any free port.  The attribute
+        A port, or ``"host:port"``, to serve ``/metrics`` from a thread; port 0 means any free port.  The attribute
         ``address`` of the exporter has the address: ``http://127.0.0.1:41234/metrics``.
 
     Returns
@@ -53,7 +53,7 @@ def prometheus(
 
     Notes
     -----
-    O(metrics) for each call.  Several engines may share a registry, if their exporters have different values of
+    O(metrics) for each call.  Several engines can share a registry if their exporters have different values of
     ``flow``.
     """
 
@@ -68,7 +68,7 @@ def prometheus(
 
 
 def opentelemetry(flow: str, *, provider: "MeterProvider | None" = None) -> "OpenTelemetryExporter":
-    """Export metrics to OpenTelemetry.  Needs the extra ``metrics``.
+    """Export metrics to OpenTelemetry.  The extra ``metrics`` must be installed.
 
     Parameters
     ----------

@@ -1,9 +1,10 @@
 """Declare the metrics of all exporters: name, kind, labels and text.
 
-Every exporter iterates over `FIGURES`; none has metrics outside this list. A counter adds the values of each record. A
-gauge shows the value of the newest record, plus the time since then if it ``grows``. A histogram counts seconds. Names
-follow Prometheus: a unit at the end, and ``_total`` after counters. All values come from the `CallMetrics` published
-after a call, so exporters never read an engine.
+Every exporter exports the metrics in `FIGURES`, and no other metrics. A counter adds the values of each record. A gauge
+shows the value of the newest record. For a gauge that ``grows``, the time since the newest record is added to the
+value. A histogram counts seconds. Names follow the rules of Prometheus: a name ends with its unit, and the name of a
+counter ends with ``_total``. All values come from the `CallMetrics` published after a call, so exporters never read an
+engine.
 
 >>> from ddflow.metrics import CallMetrics
 >>> call = CallMetrics("step", 7, 1, 0.5, {"applied": 2}, 0, {"by_city": 3}, {"orders": 2})
@@ -18,7 +19,7 @@ from typing import Final, Literal, NamedTuple
 from ddflow.metrics import CallMetrics
 
 Labelled = tuple[tuple[str, ...], float]
-"""Values of the labels of a metric, and its value."""
+"""Label values of a metric, and the value of the metric for these label values."""
 SECONDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 """Upper bounds of the buckets of a histogram."""
 
@@ -26,7 +27,8 @@ SECONDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.
 class MetricDefinition(NamedTuple):
     """The definition of a metric.
 
-    ``name``: without prefix and ``_total``.  ``labels``: besides ``flow``.  ``of``: reads the values from a record.
+    ``name``: the name, without prefix and ``_total``.  ``labels``: the labels besides ``flow``.  ``of``: a function
+    that reads the values from the record of a call.
     """
 
     name: str
@@ -36,11 +38,11 @@ class MetricDefinition(NamedTuple):
     text: str
     of: Callable[[CallMetrics], Iterable[Labelled]]
     grows: bool = False
-    """Whether the value grows with the clock until the next record, because a run may be blocked."""
+    """Whether the value grows with the clock until the next record.  A blocked run sends no record."""
 
 
 def add_elapsed_seconds(value: float, since: float) -> float:
-    """Add the time since ``since`` to a value that grows with the clock."""
+    """Add the time that has passed since ``since`` to a value that grows with the clock."""
     return value + monotonic() - since
 
 
@@ -53,12 +55,12 @@ def _make_unlabelled_value(value: float) -> list[Labelled]:
 
 
 FIGURES: Final = (
-    MetricDefinition("rows", "counter", "", ("input",), "Rows taken in.", lambda call: _label_values(call.rows)),
+    MetricDefinition("rows", "counter", "", ("input",), "Rows ingested.", lambda call: _label_values(call.rows)),
     MetricDefinition(
         "events", "counter", "", ("verdict",), "Events resolved, by verdict.", lambda call: _label_values(call.verdicts)
     ),
     MetricDefinition(
-        "updates", "counter", "", ("output",), "Updates put out.", lambda call: _label_values(call.updates)
+        "updates", "counter", "", ("output",), "Updates emitted.", lambda call: _label_values(call.updates)
     ),
     MetricDefinition(
         "call_seconds",
@@ -66,7 +68,7 @@ FIGURES: Final = (
         "s",
         ("kind",),
         "Seconds of a call, its commit included.",
-        lambda call: [((call.kind,), call.seconds)] if call.kind != "run" else (),  # a run repeats its calls
+        lambda call: [((call.kind,), call.seconds)] if call.kind != "run" else (),  # a run's record repeats its calls
     ),
     MetricDefinition(
         "commit_seconds",
@@ -109,7 +111,7 @@ FIGURES: Final = (
         "gauge",
         "",
         ("source", "unit"),
-        "What a source has and the state has not.",
+        "Amount that a source has and the state lacks.",
         lambda call: [((name, of.unit), of.amount) for name, of in call.sources.items() if of.amount is not None],
     ),
     MetricDefinition(
@@ -117,7 +119,7 @@ FIGURES: Final = (
         "gauge",
         "s",
         ("source",),
-        "What a source wrote longer ago was taken.",
+        "Seconds since the last ingested row was written.",
         lambda call: [((name,), of.seconds) for name, of in call.sources.items() if of.seconds is not None],
         grows=True,
     ),
@@ -126,7 +128,7 @@ FIGURES: Final = (
         "gauge",
         "",
         ("source",),
-        "Rows that a source gave and no epoch has yet, of a first copy those so far.",
+        "Rows of a source that no epoch has yet, and those of a first copy so far.",
         lambda call: [((name,), of.gathered) for name, of in call.sources.items()],
     ),
     MetricDefinition(
@@ -142,7 +144,7 @@ FIGURES: Final = (
         "gauge",
         "",
         ("output",),
-        "Committed epochs that a sink has yet to take.",
+        "Committed epochs that are not in the sink yet.",
         lambda call: [((name,), each.epochs) for name, each in call.sinks.items()],
     ),
     MetricDefinition(
@@ -150,7 +152,7 @@ FIGURES: Final = (
         "gauge",
         "By",
         ("output",),
-        "Bytes of updates that a sink has yet to take.",
+        "Bytes of updates that are not in the sink yet.",
         lambda call: [((name,), each.bytes) for name, each in call.sinks.items()],
     ),
     MetricDefinition(

@@ -1,7 +1,8 @@
-"""Export the metrics of an engine to OpenTelemetry, as ``metrics=``.
+"""Export the metrics of an engine to OpenTelemetry, through an object that is passed as ``metrics=``.
 
-The meter provider decides the destination, so the variables ``OTEL_*`` and a collector work as usual. The exporter
-receives records of calls and never reads the engine. Needs the extra ``metrics``.
+The meter provider decides where the metrics go, so the ``OTEL_*`` variables and a collector work as in any
+OpenTelemetry program. The exporter receives records of calls and never reads the engine. The extra ``metrics`` must be
+installed.
 """
 
 from collections.abc import Mapping
@@ -17,9 +18,9 @@ from ddflow.version import __version__
 
 
 class OpenTelemetryExporter:
-    """An exporter for ``metrics=``.
+    """Exporter to OpenTelemetry, for ``metrics=``.
 
-    ``flow``: the attribute of every metric.  ``provider``: None for the global one.
+    ``flow``: the attribute of every metric.  ``provider``: the meter provider; None for the global provider.
 
     >>> import ddflow as dd
     >>> from opentelemetry.sdk.metrics import MeterProvider
@@ -39,7 +40,7 @@ class OpenTelemetryExporter:
         self.flow = flow
         self.meter = (get_meter_provider() if provider is None else provider).get_meter("ddflow", __version__)
         self.growing = dict[str, dict[tuple[tuple[str, str], ...], tuple[float, float]]]()
-        """Last value and its time, by attributes, for each metric that grows with the clock."""
+        """For each metric that grows with the clock: the last value and its time, by attributes."""
         self.instruments = {each.name: self._make_instrument(each) for each in FIGURES}
 
     def __repr__(self) -> str:

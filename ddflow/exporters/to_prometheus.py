@@ -1,7 +1,8 @@
-"""Export the metrics of an engine to Prometheus, as ``metrics=``, and serve a page to scrape.
+"""Export the metrics of an engine to Prometheus, through an object passed as ``metrics=``, and serve a page to scrape.
 
-The exporter receives records of calls and never reads the engine, so a scrape from another thread is safe. Flows in one
-registry share its metrics, and the label ``flow`` distinguishes them. Needs the extra ``metrics``.
+The exporter receives records of calls and never reads the engine, so a scrape from another thread is safe. Several
+flows can share a registry and its metrics; the label ``flow`` distinguishes the flows. The extra ``metrics`` must be
+installed.
 """
 
 from functools import partial
@@ -20,9 +21,9 @@ _MADE: Final[WeakKeyDictionary[CollectorRegistry, dict[str, Any]]] = WeakKeyDict
 
 
 class PrometheusExporter:
-    """An exporter for ``metrics=``.
+    """Exporter to Prometheus, for ``metrics=``.
 
-    ``flow``: the value of the label.  ``registry``: None for the global registry of ``prometheus_client``.
+    ``flow``: the value of the label ``flow``.  ``registry``: None for the global registry of ``prometheus_client``.
 
     >>> import ddflow as dd
     >>> from prometheus_client import CollectorRegistry, generate_latest
@@ -81,7 +82,7 @@ class PrometheusExporter:
             server, _ = start_http_server(int(port), host or "127.0.0.1", registry=self.registry)
         except (ValueError, OverflowError, OSError) as error:
             raise SpecError(
-                f"serve metrics at {where!r}", str(error), "give a free port: 9464, or 0.0.0.0:9464"
+                f"serve metrics at {where!r}", str(error), "use a free port: 9464, or 0.0.0.0:9464"
             ) from None
         self.address = f"http://{host or '127.0.0.1'}:{server.server_port}/metrics"
         return self.address

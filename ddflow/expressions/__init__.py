@@ -1,10 +1,11 @@
-"""Compile SQL expressions to pyarrow.compute calls over Arrow batches, with the results of Spark 4.
+"""Compile SQL expressions to pyarrow.compute calls over Arrow batches. The results equal those of Spark 4.
 
 `compile` takes SQL text, a pyarrow expression or a Python function. SQL follows Spark's ANSI mode with the session time
-zone UTC: three-valued logic, NaN, casts and decimals differ from Arrow's.
+zone UTC. So three-valued logic, NaN, casts and decimals do not follow the rules of Arrow.
 
-Guarantees: a compiled expression is a pure function of the row, so the division of rows into batches never changes a
-value. A branch of CASE, AND or OR that a row does not take cannot fail for it.
+Guarantees: a compiled expression is a pure function of the row. So a value never depends on how rows are divided into
+batches. A branch of CASE, AND or OR runs only for the rows that take the branch, so other rows cannot make the branch
+fail.
 Limits: expressions do not aggregate, join or keep state.
 """
 
@@ -33,12 +34,16 @@ _LIBRARIES: Final = {
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Expression:
-    """A compiled expression: call it with a batch to get an array of ``type`` with one value per row.
+    """A compiled expression.
 
-    ``given``: the source. ``text``: the source if it is SQL, else None. ``columns``: the columns it reads, in order of
-    first mention; None if it may read all. A call costs a few microseconds plus O(rows) for each operation. It raises
-    ExpressionError with the first failing row if Spark would fail too (overflow, division by zero, text that is no
-    number). It raises SchemaMismatch for a batch without a required column.
+    Calling the expression with a batch returns an array of ``type`` with one value for each row.
+    ``given``: the source.
+    ``text``: the source if it is SQL, else None.
+    ``columns``: the columns that the expression reads, in order of first mention. None means that the expression can
+    read all columns.
+    A call costs a few microseconds plus O(rows) for each operation. A call raises ExpressionError, with the first
+    failing row, if Spark fails for a row of the batch. Examples of failures are an overflow, a division by zero, or
+    text that is not a number. A call raises SchemaMismatch for a batch without a required column.
     """
 
     text: str | None
@@ -49,18 +54,21 @@ class Expression:
     given: Source
 
     def __call__(self, batch: pa.RecordBatch) -> pa.Array:
-        """Compute the values for ``batch``. Its columns may be in any order, and it may have more than the schema."""
+        """Compute the values for ``batch``.
+
+        The columns of the batch can be in any order, and the batch can have more columns than the schema.
+        """
         return self._run(batch)
 
     @property
     def fallible(self) -> bool:
-        """Whether it may fail for a row; a function always may."""
+        """Whether the expression can fail for a row. For a Python function the answer is always True."""
         return bool(getattr(self._run, "fallible", True))
 
     def to_json(self) -> str:
-        """Return the SQL text. Raises SpecError for functions and pyarrow expressions, which have none."""
+        """Return the SQL text. Raises SpecError for functions and pyarrow expressions, which have no SQL text."""
         if self.text is None:
-            raise SpecError(f"cannot write {self.what} as JSON", "it is not SQL", "give it as SQL to have a JSON form")
+            raise SpecError(f"cannot write {self.what} as JSON", "it is not SQL", "write it as SQL to get a JSON form")
         return self.text
 
     def __repr__(self) -> str:
@@ -70,9 +78,10 @@ class Expression:
 def compile(expression: Source, schema: pa.Schema, *, boolean: bool = False, what: str = "expression") -> Expression:
     """Compile SQL text, a pyarrow expression or a function over a batch against ``schema``.
 
-    ``boolean``: require a boolean result. ``what``: the place in messages, such as "filter of 'paid'". Raises
-    ExpressionError for invalid or unsupported syntax, unknown columns, a result that is not boolean, and text beyond a
-    limit of `ddflow.expressions.parse` or `ddflow.expressions.node`. O(text), on a separate stack.
+    ``boolean``: require a boolean result. ``what``: the name of the expression in messages, such as "filter of 'paid'".
+    Raises ExpressionError for invalid or unsupported syntax, unknown columns, and a result that is not boolean. Text
+    that exceeds a limit of `ddflow.expressions.parse` or `ddflow.expressions.node` raises ExpressionError. Compilation
+    takes O(text) and runs on a separate stack.
 
     >>> import pyarrow as pa
     >>> batch = pa.record_batch({"status": ["paid", None, "paid"], "amount": [250, 900, 7]})
@@ -82,7 +91,7 @@ def compile(expression: Source, schema: pa.Schema, *, boolean: bool = False, wha
     >>> compile("upper(city)", batch.schema)
     Traceback (most recent call last):
         ...
-    ddflow.errors.ExpressionError: cannot compile expression upper(city): there is no column 'city'; columns are ...
+    ddflow.errors.ExpressionError: cannot compile expression upper(city): there is no column 'city'; the columns ...
     """
     asked = f"cannot compile {what}"
     if isinstance(expression, str):
@@ -99,13 +108,13 @@ def compile(expression: Source, schema: pa.Schema, *, boolean: bool = False, wha
         run = FunctionRunner(expression, schema, what)
     else:
         found = f"it is {type(expression).__name__}"
-        raise ExpressionError(asked, found, "give SQL, a pyarrow expression or a function over a RecordBatch")
+        raise ExpressionError(asked, found, "pass SQL, a pyarrow expression or a function over a RecordBatch")
     _check_boolean(run.type, boolean, asked)
     return Expression(None, None, run.type, what, run, expression)
 
 
 def refuse_foreign_expression(expression: Any, schema: pa.Schema, boolean: bool, what: str) -> None:
-    """Raise ExpressionError for an expression of another library, with SQL over its columns as the remedy."""
+    """Raise ExpressionError for an expression of another library. The error suggests SQL to write instead."""
     library = _LIBRARIES.get(type(expression).__module__.partition(".")[0])
     if library is None:
         return
@@ -127,4 +136,4 @@ def refuse_foreign_expression(expression: Any, schema: pa.Schema, boolean: bool,
 
 def _check_boolean(kind: pa.DataType, boolean: bool, asked: str) -> None:
     if boolean and kind != BOOL:
-        raise ExpressionError(asked, f"its result is {sql_name(kind)}, not boolean", "compare it with something")
+        raise ExpressionError(asked, f"its result is {sql_name(kind)}, not boolean", "compare it with a value")

@@ -1,8 +1,9 @@
-"""Compute arithmetic on numbers, dates and durations, with Spark's result types and ANSI rules.
+"""Compute arithmetic on numbers, dates and durations. Result types and errors follow Spark's ANSI mode.
 
-Guarantees: overflow and division by zero are errors. Decimals have Spark's precision. A duration has no months, so the
-difference of dates is in whole days. Quotients of durations round half away from zero.
-Limits: a float times a duration is computed as a double, so it is exact to 53 bits. Durations cannot be cast to text.
+Guarantees: overflow and division by zero are errors. Decimals have Spark's precision. A duration cannot contain months.
+The difference of two dates is a whole number of days. Quotients of durations round half away from zero.
+Limits: a float times a duration is computed as a double, so the result is exact to 53 bits. Durations cannot be cast to
+text.
 
 >>> import pyarrow as pa
 >>> from ddflow.expressions.node import constant
@@ -48,12 +49,12 @@ from ddflow.expressions.types import (
 
 _ADDED: Final[dict[str, Compute]] = {"+": pc.add_checked, "-": pc.subtract_checked}
 _PARTS: Final = {"DAY": (86_400, None), "HOUR": (3_600, 24), "MINUTE": (60, 60)}
-"""Seconds of a part, and the number of parts in the next larger one."""
+"""For each part of a duration: its length in seconds, and how many times it fits into the next larger part."""
 FIELDS: Final = (*_PARTS, "EPOCH")
 
 
 def duration_arithmetic(sign: str, left: Node, right: Node) -> Node | None:
-    """Compute ``left sign right`` for durations, or the difference of two moments; None for other types. O(rows).
+    """Compute arithmetic with durations, or subtract two timestamps. Return None for other types. O(rows).
 
     >>> import datetime
     >>> from ddflow.expressions.node import constant
@@ -89,7 +90,10 @@ def days_between(end: Node, start: Node) -> Node:
 
 
 def extract_duration_part(field: str, node: Node) -> Node:
-    """Extract a part of a duration by its name in ``FIELDS``: a signed integer, or all seconds as a double."""
+    """Extract a part of a duration as a signed integer.
+
+    The part "EPOCH" is the total number of seconds, as a double.
+    """
     second = 1000 ** UNITS.index(node.type.unit)
     if field == "EPOCH":
         return build_compute_node(accept_scalars(lambda values: _divide_to_double(values.cast(INT64), second)), node)
@@ -103,13 +107,15 @@ def extract_duration_part(field: str, node: Node) -> Node:
 
 
 def _divide_to_double(values: pa.Array, by: int) -> pa.Array:
-    """Divide int64 by a number below 2**53; each result is the double nearest to the quotient. O(n).
+    """Divide int64 values by a number below 2**53.
+
+    Each result is the double that is nearest to the exact quotient. O(n).
 
     >>> _divide_to_double(pa.array([9_999_999_999_999_999, None, -(2**63)]), 10**6).to_pylist()
     [9999999999.999998, None, -9223372036854.775]
     """
     out = pc.divide(values.cast(DOUBLE, safe=False), float(by))
-    # Doubles are inexact beyond 2**53, and rounding twice differs from rounding once; Python divides integers exactly.
+    # Beyond 2**53 the conversion to a double rounds, and the division rounds a second time. Python rounds only once.
     large = pc.greater(pc.max_element_wise(values, pc.negate(values)), 2**53).fill_null(False)
     if not pc.any(large).as_py():
         return out
@@ -127,7 +133,10 @@ def _subtract_timestamps(end: Node, start: Node) -> Node:
 
 
 def _shift_timestamp(sign: str, moment: Node, by: Node) -> Node:
-    """Add a duration to a timestamp, or to midnight (UTC) of a date, or subtract it."""
+    """Add a duration to a timestamp, or subtract a duration from a timestamp.
+
+    A date is treated as a timestamp at midnight UTC.
+    """
     moment = build_cast(moment, INSTANT) if moment.type == DATE else moment
     unit = max(moment.type.unit, by.type.unit, key=UNITS.index)
     moment, by = build_cast(moment, pa.timestamp(unit, moment.type.tz)), build_cast(by, pa.duration(unit))
@@ -152,7 +161,10 @@ def _scale_duration(sign: str, duration: Node, number: Node) -> Node | None:
 
 
 def _divide_rounded(values: pa.Array, by: pa.Array) -> pa.Array:
-    """Divide and round half away from zero, in integers, because a double would lose digits."""
+    """Divide integers and round half away from zero.
+
+    The function uses no doubles, because a double would lose digits.
+    """
     cut = pc.divide_checked(values.cast(INT64), by)
     value, number, whole = (np.asarray(pc.fill_null(each, 1)) for each in (values.cast(INT64), by, cut))
     rest, size = (-np.abs(each) for each in (value - whole * number, number))  # negative, since -2**63 has no opposite
@@ -164,7 +176,10 @@ _CHECKED: dict[str, Compute] = {"+": pc.add_checked, "-": pc.subtract_checked, "
 
 
 def arithmetic(sign: str, left: Node, right: Node) -> Node:
-    """Compute ``left sign right`` for + - * / % div pmod. O(rows). Raises Refusal if the types do not support it."""
+    """Compute ``left sign right``.
+
+    ``sign`` is + - * / % div or pmod. O(rows). Raises Refusal if the types do not support it.
+    """
     if (found := duration_arithmetic(sign, left, right)) is not None:
         return found
     if DATE in (left.type, right.type) and sign in "+-":
@@ -174,10 +189,10 @@ def arithmetic(sign: str, left: Node, right: Node) -> Node:
         kind = DOUBLE
     if kind is None or not is_number(kind) or left.type == right.type == STRING:
         raise Refusal(
-            f"{sql_name(left.type)} {sign} {sql_name(right.type)} is no arithmetic",
+            f"{sql_name(left.type)} {sign} {sql_name(right.type)} is not defined",
             _suggest_duration_remedy(left, right)
             or _suggest_text_remedy(left, right)
-            or "cast to numbers first; for dates there are date_add, date_sub and datediff",
+            or "cast to numbers first; for dates use date_add, date_sub or datediff",
         )
     if is_decimal(kind):
         return _decimal_arithmetic(sign, _convert_to_decimal(left, kind), _convert_to_decimal(right, kind))
@@ -196,17 +211,17 @@ def arithmetic(sign: str, left: Node, right: Node) -> Node:
 
 
 def negate_number(node: Node) -> Node:
-    """Negate a number; text is cast to double first."""
+    """Negate a number. Text is cast to double first."""
     node = build_cast(node, DOUBLE) if node.type in (STRING, NULL) else node
     if is_duration(node.type):
         return build_compute_node(pc.negate_checked, node, fallible=True)
     if not is_number(node.type):
-        raise Refusal(f"- of {sql_name(node.type)} is no arithmetic", "cast to a number first")
+        raise Refusal(f"- of {sql_name(node.type)} is not defined", "cast to a number first")
     return build_compute_node(pc.negate_checked, node, fallible=is_integer(node.type))
 
 
 def shift_days(date: Node, days: Node, sign: str) -> Node:
-    """Move a date by an int of days, later (+) or earlier (-)."""
+    """Add days to a date (``sign`` +), or subtract days (``sign`` -)."""
     compute = _CHECKED[sign]
     return build_compute_node(
         lambda day, count: compute(day.cast(INT32), count).cast(DATE), date, build_cast(days, INT32), fallible=True
@@ -214,31 +229,31 @@ def shift_days(date: Node, days: Node, sign: str) -> Node:
 
 
 def _suggest_duration_remedy(left: Node, right: Node) -> str | None:
-    """Suggest a remedy for a duration combined with a type that does not fit it."""
+    """Suggest a remedy if one operand is a duration and the type of the other operand does not fit."""
     if not (is_duration(left.type) or is_duration(right.type)):
         return None
-    return "extract(epoch from x) is the seconds of a duration, and n * interval 1 second makes one of a number"
+    return "use extract(epoch from x) for the seconds of a duration, n * interval 1 second for a duration of n seconds"
 
 
 def _suggest_text_remedy(left: Node, right: Node) -> str | None:
-    """Suggest a remedy for a text combined with a timestamp."""
+    """Suggest a remedy if one operand is a text and the other operand is a timestamp."""
     if STRING not in (left.type, right.type) or not (pat.is_timestamp(left.type) or pat.is_timestamp(right.type)):
         return None
-    return "cast the text to timestamp, or declare its column as one (--types); a column of no value is read as text"
+    return "cast the text to timestamp, or declare its column so (--types); a column without values is read as text"
 
 
 def _shift_date(sign: str, left: Node, right: Node) -> Node:
     date, days = (right, left) if right.type == DATE and sign == "+" else (left, right)
     if date.type != DATE or not (is_integer(days.type) and days.type != INT64):
         raise Refusal(
-            f"{sql_name(left.type)} {sign} {sql_name(right.type)} is no arithmetic",
-            "a date takes an int of days (of a bigint: int(n)); between dates there is datediff(end, start)",
+            f"{sql_name(left.type)} {sign} {sql_name(right.type)} is not defined",
+            "add an int of days to a date (for a bigint: int(n)); for the days between dates use datediff(end, start)",
         )
     return shift_days(date, days, sign)
 
 
 def _check_divisor(divisor: pa.Array, dividend: pa.Array) -> None:
-    """Raise if a value is divided by zero; a null divided by zero is null."""
+    """Raise an error if a value is divided by zero. Null divided by zero is null."""
     zero = pc.and_(pc.equal(divisor, pa.scalar(0, divisor.type)), pc.is_valid(dividend))
     if pc.any(zero).as_py():
         raise pa.ArrowInvalid("remainder by zero")
@@ -260,7 +275,10 @@ def _positive_remainder(left: pa.Array, right: pa.Array) -> pa.Array:
 
 
 def _convert_to_decimal(node: Node, kind: pa.DataType) -> Node:
-    """Convert an operand of a decimal to a decimal; an integer literal has as many digits as its text."""
+    """Convert an operand of decimal arithmetic to a decimal.
+
+    An integer literal becomes a decimal with as many digits as the literal.
+    """
     if node.literal and is_integer(node.type) and node.constant is not None:
         return build_cast(node, pa.decimal128(len(str(abs(node.constant.as_py()))), 0))
     return build_cast(node, kind if node.type == NULL else to_decimal_type(node.type))
@@ -301,7 +319,7 @@ def _plan_product(a: pa.DataType, b: pa.DataType) -> Plan:
 
 
 def _compute_wide_if_needed(compute: Compute, precision: int) -> Compute:
-    """Return ``compute`` unchanged if its result has at most 38 digits, else a version that computes in 76."""
+    """Return ``compute`` if its result has at most 38 digits. Otherwise return a version that computes in 76 digits."""
     return compute if precision <= MOST_DIGITS else lambda x, y: compute(_widen_decimals(x), _widen_decimals(y))
 
 
@@ -344,7 +362,7 @@ def _plan_remainder(positive: bool) -> Callable[[pa.DataType, pa.DataType], Plan
 
 
 def _divide(a: pa.DataType, b: pa.DataType, scale: int) -> Compute:
-    """Divide and truncate after at least ``scale`` digits: enough for the later rounding to be exact."""
+    """Divide, and truncate the quotient to at least ``scale`` fraction digits, so that a later rounding is exact."""
     lift = max(0, scale - (a.scale + b.precision - b.scale + 1))
     digits = a.precision - a.scale + b.scale + max(scale, a.scale + b.precision - b.scale + 1, 4)
     if digits > WIDEST:
@@ -355,7 +373,7 @@ def _divide(a: pa.DataType, b: pa.DataType, scale: int) -> Compute:
 
 
 def _divide_by_value(x: pa.Array, y: pa.Array, scale: int) -> pa.Array:
-    """Divide as `_divide` does, for quotients with more than 76 digits. It takes microseconds a value."""
+    """Divide like `_divide`, but for quotients with more than 76 digits. Each division takes microseconds."""
     out: list[Decimal | None] = []
     with localcontext(prec=4 * WIDEST):
         for one, other in zip(x.to_pylist(), y.to_pylist(), strict=True):
@@ -392,7 +410,10 @@ _DECIMALS: dict[str, Callable[[pa.DataType, pa.DataType], Plan]] = {
 
 
 def parse_number(text: str) -> Node:
-    """Parse a number literal: int, bigint or decimal by its digits, double with an exponent.
+    """Parse a number literal.
+
+    A number with an exponent is a double. For a number without an exponent, the digits determine whether the type is
+    int, bigint or decimal.
 
     >>> parse_number("1.50").type, parse_number("3000000000").type
     (Decimal128Type(decimal128(3, 2)), DataType(int64))

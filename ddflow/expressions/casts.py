@@ -1,9 +1,11 @@
 """Cast between working types by Spark 4's ANSI rules: CAST, TRY_CAST and implicit casts.
 
-One function for each pair of types turns values without a counterpart into null. TRY_CAST is that function; CAST raises
-an error for such a value. Unlike Arrow, Spark truncates fractions, rounds decimals half up, makes NaN and infinity null
-decimals, parses text its own way (``digits``), and reads instants in the session's time zone, here UTC.
-Limits: compilation refuses pairs that ANSI refuses, and floats as text, because Java's format is not fixed.
+Each pair of types has one conversion function. The function returns null for a value that the target type cannot
+represent. TRY_CAST returns this null, but CAST raises an error for it. Unlike Arrow, Spark truncates fractions, rounds
+decimals half up, and casts NaN and infinity to null decimals. `digits.py` parses text by Spark's rules. The session's
+time zone is UTC.
+Limits: compilation refuses pairs of types that ANSI mode refuses. Compilation refuses casts of floats to text, because
+the text of a float differs between versions of Java.
 
 >>> import pyarrow as pa
 >>> from ddflow.expressions.node import constant
@@ -62,13 +64,13 @@ from ddflow.expressions.types import (
 
 Convert: TypeAlias = Callable[[pa.Array], pa.Array]
 
-PLAIN_TEXT_SCALE = 6  # Arrow writes decimals with more fraction digits as 1.0E-7
+PLAIN_TEXT_SCALE = 6  # with more fraction digits, Arrow writes small decimals as 1.0E-7
 
 
 def build_cast(node: Node, kind: pa.DataType, attempt: bool = False) -> Node:
-    """Cast ``node`` to ``kind``: CAST, or TRY_CAST with ``attempt``. O(rows).
+    """Cast ``node`` to ``kind`` like CAST, or like TRY_CAST if ``attempt`` is true. O(rows).
 
-    Raises Refusal if the types have no values in common.
+    Raises Refusal if a value of the type of ``node`` can never be cast to ``kind``.
     """
     if node.type == kind:
         return node
@@ -83,7 +85,7 @@ def build_cast(node: Node, kind: pa.DataType, attempt: bool = False) -> Node:
 
 
 def cast_to_working_type(array: pa.Array) -> pa.Array:
-    """Cast a column to its working type. O(rows). Raises ArrowInvalid if that overflows (2 GB of text in a batch)."""
+    """Cast a column to its working type. O(rows). Raises ArrowInvalid for more than 2 GB of text in a batch."""
     kind = working_type(array.type)
     if array.type == kind:
         return array
@@ -95,13 +97,13 @@ def cast_to_working_type(array: pa.Array) -> pa.Array:
 
 
 def cast_to_text(node: Node) -> Node:
-    """Cast an argument of a text function to text, as Spark does."""
+    """Cast an argument of a text function to text, like Spark."""
     return build_cast(node, STRING)
 
 
 _COMMA: Final = re.compile(r"\s*[+-]?\d+,\d+\s*")
 _POINT: Final = ErrorText(
-    "for a decimal comma give ", Option("decimal", ","), " where the file is read, or cast replace(x, ',', '.')"
+    "for a decimal comma set ", Option("decimal", ","), " where the file is read, or cast replace(x, ',', '.')"
 )
 
 
@@ -115,7 +117,7 @@ def _fail_on_loss(turn: Convert, source: pa.DataType, kind: pa.DataType) -> Conv
             lost = lost.filter(pc.is_finite(lost))
         if len(lost):
             value = lost[0]
-            if source == DATE or is_duration(source):  # Python's types have a smaller range
+            if source == DATE or is_duration(source):  # Python's date and timedelta have a smaller range
                 value = value.cast(pa.int32() if source == DATE else INT64)
             shown = shorten(repr(value.as_py()) if source == STRING else str(value), 100)
             comma = source == STRING and is_number(kind) and _COMMA.fullmatch(value.as_py())
@@ -127,7 +129,7 @@ def _fail_on_loss(turn: Convert, source: pa.DataType, kind: pa.DataType) -> Conv
 
 
 def _choose_conversion(source: pa.DataType, kind: pa.DataType) -> tuple[Convert, bool]:
-    """Choose how to convert values of ``source`` to ``kind``, and whether a value may have no counterpart (null)."""
+    """Return a conversion between two types, and whether the conversion can turn a value into null."""
     found: tuple[Convert, bool] | None = None
     if source == STRING:
         found = _choose_text_parser(kind)
@@ -146,9 +148,9 @@ def _choose_conversion(source: pa.DataType, kind: pa.DataType) -> tuple[Convert,
     if found is None:
         remedy = "compare or combine values of one type" + (", or cast to a decimal first" if is_float(source) else "")
         if is_duration(source):
-            remedy = "extract(epoch from x) is the seconds of a duration, as a double"
+            remedy = "use extract(epoch from x) for the seconds of a duration, as a double"
         if is_duration(kind):
-            remedy = "n * interval 1 second makes a duration of a number"
+            remedy = "use n * interval 1 second for a duration of n seconds"
         raise Refusal(f"{sql_name(source)} cannot be cast to {sql_name(kind)}", remedy)
     return found
 
@@ -180,7 +182,7 @@ def _choose_text_format(source: pa.DataType) -> tuple[Convert, bool] | None:
 
 
 def _format_times(array: pa.Array) -> pa.Array:
-    """Format as yyyy-mm-dd hh:mm:ss, with a fraction if it is not zero, without trailing zeros."""
+    """Format timestamps as yyyy-mm-dd hh:mm:ss. If the seconds have a fraction, append it without trailing zeros."""
     text = array.cast(pa.timestamp(array.type.unit)).cast(STRING)
     return pc.replace_substring_regex(text, r"^(.{19}(?:\.[0-9]*[1-9])?)\.?0*$", r"\1")
 
@@ -223,7 +225,7 @@ def _choose_decimal_cast(source: pa.DataType, kind: pa.DataType) -> tuple[Conver
 
 
 def _truncate_decimals(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Convert the whole part of decimals to integers; null if it does not fit."""
+    """Drop the fractions of decimals and convert to integers. A value that does not fit gives null."""
     cut = pc.trunc(array.cast(pa.decimal256(WIDEST, array.type.scale)))
     limits = np.iinfo(kind.to_pandas_dtype())
     low, high = (pa.scalar(int(limit), pa.decimal256(WIDEST, array.type.scale)) for limit in (limits.min, limits.max))
@@ -232,7 +234,7 @@ def _truncate_decimals(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _truncate_doubles(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Convert the whole part of doubles to integers; null if it does not fit, and for NaN."""
+    """Drop the fractions of doubles and convert to integers. NaN and values that do not fit give null."""
     cut = pc.trunc(array.cast(DOUBLE))
     bound = 2.0 ** (kind.bit_width - 1)
     inside = pc.and_(pc.greater_equal(cut, -bound), pc.less(cut, bound))
@@ -254,7 +256,8 @@ def _choose_time_cast(source: pa.DataType, kind: pa.DataType) -> tuple[Convert, 
     if kind == DATE:
         return lambda array: to_wall_clock(array).cast(DATE), False
     if is_time(kind):
-        # Cut digits below a microsecond in wall-clock time: with a zone Arrow would need a time zone database.
+        # Drop the digits below a microsecond from wall-clock times. To round times with a zone, Arrow needs a time zone
+        # database.
         if kind.unit == "us":
             return lambda array: to_wall_clock(array).cast(kind), False
         return lambda array: _nullify_out_of_range(array, 1 / 1000 ** UNITS.index(source.unit), kind).cast(kind), True
@@ -264,7 +267,10 @@ def _choose_time_cast(source: pa.DataType, kind: pa.DataType) -> tuple[Convert, 
 
 
 def _nullify_out_of_range(array: pa.Array, seconds: float, kind: pa.DataType) -> pa.Array:
-    """Return days, or units of ``seconds``, with null if they do not fit a timestamp of a kind. O(rows)."""
+    """Set values to null if the timestamp type ``kind`` cannot represent them.
+
+    ``seconds``: the length of a unit. O(rows).
+    """
     most = (2**63 - 1) // max(round(seconds * 1000 ** UNITS.index(kind.unit)), 1)
     numbers = array.cast(pa.int32()).cast(INT64) if array.type == DATE else array.cast(INT64)
     inside = pc.and_(pc.less_equal(numbers, most), pc.greater_equal(numbers, -most))
@@ -272,7 +278,7 @@ def _nullify_out_of_range(array: pa.Array, seconds: float, kind: pa.DataType) ->
 
 
 def _convert_duration_unit(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Convert durations to another unit, truncated; null if they do not fit."""
+    """Convert durations to another unit and truncate fractions. A duration that does not fit gives null."""
     finer = UNITS.index(kind.unit) - UNITS.index(array.type.unit)
     factor, values = 1000 ** abs(finer), array.cast(INT64)
     if finer < 0:
@@ -282,7 +288,7 @@ def _convert_duration_unit(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def to_wall_clock(array: pa.Array) -> pa.Array:
-    """Convert timestamps to wall-clock time of UTC in microseconds, rounded down."""
+    """Convert timestamps to wall-clock time in UTC, rounded down to microseconds."""
     plain = array.cast(pa.timestamp(array.type.unit))
     return plain if plain.type == WALL else pc.floor_temporal(plain, unit="microsecond").cast(WALL)
 

@@ -1,7 +1,8 @@
-"""Round and rescale numbers by their decimal digits, and parse text, as Spark does.
+"""Round and rescale numbers by their decimal digits, and parse text, like Spark.
 
-Guarantees: halves round up by decimal digits, so 2.675 rounds to 2.68. Decimals that do not fit their precision, and
-text that Spark's cast refuses, become null; the caller may raise an error for them. Nulls stay null.
+Guarantees: a number is rounded by the digits of its decimal text, and halves round up, so 2.675 rounds to 2.68. A
+decimal with more digits than its precision becomes null. Text that Spark's cast refuses becomes null. The caller may
+raise an error for such nulls. Nulls stay null.
 Limits: years have four digits. A named time zone (``Europe/Berlin``) is an error.
 
 >>> import pyarrow as pa
@@ -21,14 +22,17 @@ import pyarrow.compute as pc
 
 from ddflow.expressions.types import BOOL, DATE, DOUBLE, INT64, MOST_DIGITS, STRING, WALL
 
-WIDEST = 76  # digits of a decimal256
+WIDEST = 76  # decimal digits of a decimal256
 _EXACT = 2.0**52  # doubles from here on have no fraction
 _EXACT_POWERS = 22  # powers of ten up to here are exact as doubles
 _EXACT_DIGITS = 15  # integers with up to this many digits are exact as doubles
 
 
 def compute_with_numpy(compute: Callable[..., np.ndarray[Any, Any]], *arrays: pa.Array) -> pa.Array:
-    """Run ``compute`` over the values of primitive arrays of one length; null if any is null. Two passes."""
+    """Run ``compute`` over numpy arrays of the values.
+
+    All arrays have one length. A result is null if any input is null.
+    """
     plain = [pc.fill_null(array, 1) if array.null_count else array for array in arrays]
     with np.errstate(all="ignore"):
         values = compute(*(array.to_numpy(zero_copy_only=True) for array in plain))
@@ -40,11 +44,12 @@ def compute_with_numpy(compute: Callable[..., np.ndarray[Any, Any]], *arrays: pa
 
 
 def round_double(array: pa.Array, places: int) -> pa.Array:
-    """Round doubles half up to ``places`` digits after the point (before it if negative). O(n).
+    """Round doubles half up to ``places`` digits after the decimal point.
 
-    The tie between two results, (k + 0.5) / 10^places, is computed as a double. A value that is written as the tie has
-    the same double, so one comparison decides like the written digits, up to 14 digits. Values with more digits are
-    rounded in their text.
+    A negative number counts digits before the point. O(n). The function compares each value with the midpoint of two
+    results, (k + 0.5) / 10^places, computed as a double. If a value has at most 14 digits, and the midpoint has the
+    same digits, both are the same double. So the comparison rounds a value of at most 14 digits by its decimal digits.
+    A value with more than 14 digits is rounded by its decimal text.
     """
     places = max(-300, min(places, 300))
     power = 10.0 ** abs(places)
@@ -75,7 +80,7 @@ def round_double(array: pa.Array, places: int) -> pa.Array:
 
 
 def rescale_decimals(array: pa.Array, precision: int, scale: int) -> pa.Array:
-    """Round decimals half up to ``scale``, as decimal(precision, scale); null if they do not fit."""
+    """Round decimals half up and return decimal(precision, scale). Values that do not fit give null."""
     kind = array.type
     if kind == pa.decimal128(precision, scale):
         return array
@@ -88,7 +93,10 @@ def rescale_decimals(array: pa.Array, precision: int, scale: int) -> pa.Array:
 
 
 def _round_half_up(array: pa.Array, places: int) -> pa.Array:
-    """Round half up in the same scale, with one more digit, because 9.9 becomes 10.0."""
+    """Round decimals half up without a change of scale.
+
+    The result has one more digit than the input, because for example 9.9 becomes 10.0.
+    """
     kind = array.type
     more = kind.precision + 1
     wide = pa.decimal128(more, kind.scale) if more <= MOST_DIGITS else pa.decimal256(WIDEST, kind.scale)
@@ -97,7 +105,10 @@ def _round_half_up(array: pa.Array, places: int) -> pa.Array:
 
 
 def round_decimal(array: pa.Array, places: int, precision: int, scale: int) -> pa.Array:
-    """Round decimals half up to ``places``, as decimal(precision, scale); null if they do not fit."""
+    """Round decimals half up to ``places`` digits and return decimal(precision, scale).
+
+    Values that do not fit give null.
+    """
     return rescale_decimals(_round_half_up(array, places), precision, scale)
 
 
@@ -105,7 +116,8 @@ def decimal_to_double(array: pa.Array, kind: pa.DataType = DOUBLE) -> pa.Array:
     """Convert each decimal to the nearest floating-point number."""
     precision, scale = array.type.precision, array.type.scale
     if kind == DOUBLE and precision <= _EXACT_DIGITS:
-        # The same bytes with scale 0 are the digits as an integer; one exact division then rounds once.
+        # If the bytes of the decimal are read with scale 0, they are an integer with the same digits. Dividing that
+        # integer rounds only once.
         buffers, length, start = array.buffers(), len(array), array.offset
         whole = pa.Array.from_buffers(pa.decimal128(precision, 0), length, buffers, offset=start).cast(INT64)
         return pc.divide(whole.cast(DOUBLE), pa.scalar(10.0**scale))
@@ -113,10 +125,11 @@ def decimal_to_double(array: pa.Array, kind: pa.DataType = DOUBLE) -> pa.Array:
 
 
 def double_to_decimal(array: pa.Array, precision: int, scale: int) -> pa.Array:
-    """Round a double's shortest text half up to a decimal; null if it does not fit, is infinite or NaN."""
-    array = array.cast(DOUBLE)  # Spark widens a float first, so it rounds the digits of the double
+    """Convert doubles to decimals by their shortest text, rounded half up. NaN and values that do not fit give null."""
+    array = array.cast(DOUBLE)  # Spark widens a float to a double, then rounds the double's digits
     size = pc.abs(array)
-    # These bounds keep the text within the parser's 76 digits; `rescale_decimals` then checks the exact limit.
+    # The bounds keep the text within the 76 digits that the parser accepts. `rescale_decimals` then checks the exact
+    # limit.
     inside = pc.less(size, pa.scalar(10.0 ** (precision - scale + 1)))
     array = pc.if_else(inside, array, pa.scalar(None, array.type))
     tiny = pc.less(size, pa.scalar(10.0 ** -(scale + 1)))
@@ -136,17 +149,17 @@ Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 
 def _keep_matching_texts(array: pa.Array, pattern: str) -> pa.Array:
-    """Keep the texts that match; null for the others."""
+    """Keep the texts that match a pattern, and replace all other texts by null."""
     return pc.if_else(pc.match_substring_regex(array, pattern), array, pa.scalar(None, STRING))
 
 
 def _is_all_true(mask: pa.Array) -> bool:
-    """Return whether no value is false."""
+    """Return True if no value is false."""
     return bool(pc.all(mask, min_count=0).as_py())
 
 
 def narrow_integers(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Cast integers to a narrower type; null if they do not fit."""
+    """Cast integers to a narrower type. A value that does not fit gives null."""
     try:
         return array.cast(kind)
     except pa.ArrowInvalid:
@@ -157,7 +170,7 @@ def narrow_integers(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def parse_integers(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Parse integers: optional blanks and sign, then digits only.
+    """Parse integers. Blanks and a sign are allowed before the digits.
 
     >>> import pyarrow as pa
     >>> parse_integers(pa.array([" +7 ", "0x10", "1.5", None]), pa.int32()).to_pylist()
@@ -177,14 +190,17 @@ def parse_integers(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def parse_floats(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Parse a number with fraction and exponent, and Java's suffixes d and f; inf, infinity and nan in any case."""
+    """Parse floats in Java's syntax, including the suffixes d and f.
+
+    Accept inf, infinity and nan in upper or lower case.
+    """
     text = pc.ascii_trim_whitespace(array)
     number = pc.utf8_rtrim(_keep_matching_texts(text, _NUMBER + "[dDfF]?$"), characters="dDfF")
     return pc.utf8_ltrim(pc.coalesce(number, _keep_matching_texts(text, _SPECIAL)), characters="+").cast(kind)
 
 
 def parse_decimal_texts(array: pa.Array, precision: int, scale: int) -> pa.Array:
-    """Parse a number, rounded half up to ``scale``."""
+    """Parse numbers as decimals, rounded half up to ``scale`` digits. Texts that are not numbers give null."""
     text = _keep_matching_texts(pc.ascii_trim_whitespace(array), _NUMBER + "$")
     size = pc.abs(pc.utf8_ltrim(text, characters="+").cast(DOUBLE))
     inside = pc.less(size, pa.scalar(10.0 ** (precision - scale + 1)))
@@ -194,7 +210,10 @@ def parse_decimal_texts(array: pa.Array, precision: int, scale: int) -> pa.Array
 
 
 def parse_booleans(array: pa.Array) -> pa.Array:
-    """Parse t, true, y, yes, 1 and their opposites, in any case."""
+    """Parse booleans. The texts t, true, y, yes and 1 are true, and the texts f, false, n, no and 0 are false.
+
+    Case is ignored. Other texts give null.
+    """
     text = pc.utf8_lower(pc.ascii_trim_whitespace(array))
     yes = pc.is_in(text, value_set=pa.array(["t", "true", "y", "yes", "1"]))
     no = pc.is_in(text, value_set=pa.array(["f", "false", "n", "no", "0"]))
@@ -202,7 +221,10 @@ def parse_booleans(array: pa.Array) -> pa.Array:
 
 
 def count_epoch_days(year: Ints, month: Ints, day: Ints) -> tuple[Ints, Any]:
-    """Count the days from 1970-01-01 to a proleptic Gregorian date, and mark the valid dates. O(n)."""
+    """Return the days from 1970-01-01 to each date, and which dates are valid.
+
+    Dates are in the proleptic Gregorian calendar. O(n).
+    """
     ends = np.array([0, 31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31])
     known = (month >= 1) & (month <= 12)
     leap = (year % 4 == 0) & ((year % 100 != 0) | (year % 400 == 0))
@@ -214,7 +236,7 @@ def count_epoch_days(year: Ints, month: Ints, day: Ints) -> tuple[Ints, Any]:
 
 
 def _extract_groups(array: pa.Array, pattern: str) -> tuple[dict[str, pa.Array], pa.Array]:
-    """Extract the named groups of ``pattern`` ("" without a match), and mark the rows that match."""
+    """Extract the named groups of ``pattern``, and return which rows match. Rows that do not match give ""."""
     found = pc.extract_regex(array, pattern)
     names = [found.type.field(i).name for i in range(found.type.num_fields)]
     return {name: pc.fill_null(pc.struct_field(found, name), "") for name in names}, found.is_valid()
@@ -232,7 +254,7 @@ def _build_time_array(values: Ints, ok: Any, matched: pa.Array, kind: pa.DataTyp
 
 
 def parse_dates(array: pa.Array) -> pa.Array:
-    """Parse yyyy, yyyy-m or yyyy-m-d; any text may follow a blank or T."""
+    """Parse dates as yyyy, yyyy-m or yyyy-m-d. A blank or T, followed by any text, can come after the day."""
     try:
         return array.cast(DATE)  # Arrow accepts only yyyy-mm-dd
     except pa.ArrowInvalid:
@@ -243,9 +265,10 @@ def parse_dates(array: pa.Array) -> pa.Array:
 
 
 def parse_timestamps(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Parse a date, then an optional time with six fraction digits (more are cut) and an optional offset from UTC.
+    """Parse a date, an optional time and an optional offset from UTC.
 
-    The offset moves an instant (a type with a zone). Wall-clock times ignore it.
+    Digits after the sixth fraction digit are dropped. For a type with a zone, the offset is subtracted, so that the
+    result is the right instant. For a type without a zone, the offset is ignored.
     """
     if _is_all_true(pc.match_substring_regex(array, _PLAIN_TIME)):
         try:
@@ -254,7 +277,9 @@ def parse_timestamps(array: pa.Array, kind: pa.DataType) -> pa.Array:
             pass  # an invalid day or hour
     text = pc.ascii_trim_whitespace(array)
     if pc.any(pc.match_substring_regex(text, _REGION)).as_py():
-        raise pa.ArrowInvalid("a time zone in it is a region's name: only Z, UTC, GMT and offsets like +02:00 are read")
+        raise pa.ArrowInvalid(
+            "its time zone is the name of a region: only Z, UTC, GMT and offsets like +02:00 are read"
+        )
     parts, matched = _extract_groups(text, _DAY + "(?:" + _CLOCK + "(?:" + _ZONE + ")?)?)?)?$")
     days, ok = count_epoch_days(*(_parse_numbers(parts[name], 1) for name in ("y", "mo", "d")))
     hour, minute, second = (_parse_numbers(parts[name], 0) for name in ("h", "mi", "s"))

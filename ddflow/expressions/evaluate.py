@@ -2,15 +2,15 @@
 
 `SqlRunner` runs SQL, `ArrowRunner` a pyarrow expression and `FunctionRunner` a user's function.
 
-Guarantees: the result is one array of the promised type and of the batch's length, or an error. A kernel that fails
-does not name the row, so `SqlRunner` searches for the first failing row.
+Guarantees: the result is an error, or one array of the promised type with one value for each row. The error of a failed
+Arrow kernel does not tell which row failed. So `SqlRunner` searches for the first failing row.
 
 >>> import pyarrow as pa
 >>> batch = pa.record_batch({"a": [1, 2]})
 >>> FunctionRunner(lambda batch: [1, 2], batch.schema, "projection of 'b'")
 Traceback (most recent call last):
     ...
-ddflow.errors.ExpressionError: cannot compute projection of 'b': the function gave a list for no rows; it must ...
+ddflow.errors.ExpressionError: cannot compute projection of 'b': the function returned a list for no rows; ...
 """
 
 from collections.abc import Callable, Sequence
@@ -30,14 +30,14 @@ from ddflow.expressions.types import sql_name, working_type
 
 _SHOWN = 40  # characters of a value in a message
 _SHALLOW = 8  # levels of an expression that run on the caller's stack
-_LESS = "give smaller batches, or make less of a row"
+_LESS = "pass smaller batches, or produce less text per row"
 
 
 class SqlRunner:
-    """A runner of an SQL expression's node.
+    """A runner of a node that was compiled from SQL.
 
-    ``fields``: the columns it reads. ``bare``: whether it is just a column. ``nested``: its number of levels; with many
-    it runs on a separate stack.
+    ``fields``: the columns that the expression reads. ``bare``: whether the expression is only a column name.
+    ``nested``: the nested levels of the expression; a deep one runs on a separate stack.
     """
 
     def __init__(self, node: Node, fields: Sequence[pa.Field], bare: bool, nested: int, asked: str) -> None:
@@ -58,18 +58,18 @@ class SqlRunner:
         try:
             frame = Frame(tuple(arrays if self._works else map(cast_to_working_type, arrays)), batch.num_rows)
         except FAILURES as error:
-            raise ExpressionError(self._asked, str(error), "give smaller batches") from error
+            raise ExpressionError(self._asked, str(error), "pass smaller batches") from error
         return run_on_new_stack(partial(self._run_node, frame)) if self._deep else self._run_node(frame)
 
     def _run_node(self, frame: Frame) -> pa.Array:
         try:
             return broadcast(self._node.evaluate(frame), frame.rows)
         except pa.ArrowCapacityError as error:
-            found = f"what it makes of {frame.rows:,} rows does not fit a column of a batch ({error})"
+            found = f"its results for {frame.rows:,} rows do not fit a column of a batch ({error})"
             raise ExpressionError(self._asked, found, _LESS) from error
         except FAILURES as error:
             if isinstance(error, TextTooLarge):
-                known = error.row is not None and error.rows == frame.rows  # else it is a row of a selection
+                known = error.row is not None and error.rows == frame.rows  # else it counts selected rows only
                 place = self._describe_row(frame, error.row) if known and error.row is not None else ErrorText()
                 raise ExpressionError(self._asked, str(error) + place, _LESS) from error
             raise self._locate_failure(frame, error) from error
@@ -77,17 +77,20 @@ class SqlRunner:
     def _find_column(self, batch: pa.RecordBatch, field: pa.Field) -> pa.Array:
         index = batch.schema.get_field_index(field.name)
         if index < 0 or batch.column(index).type != field.type:
-            found = "is not there once" if index < 0 else f"is {batch.column(index).type}, and was {field.type}"
+            found = "is missing or duplicate" if index < 0 else f"is {batch.column(index).type}, but was {field.type}"
             raise SchemaMismatch(
                 self._asked,
                 f"the batch's column {field.name!r} {found}",
-                "give batches of the schema it was compiled for",
+                "pass batches of the schema it was compiled for",
                 column=field.name,
             )
         return batch.column(index)
 
     def _locate_failure(self, frame: Frame, error: Exception) -> ExpressionError:
-        """Find the first failing row and return its error. O(rows) twice, in log2(rows) runs."""
+        """Find the first failing row by bisection and return its error.
+
+        The search runs the expression log2(rows) times, which costs O(rows) in total.
+        """
         low, high = 0, frame.rows
         while high - low > 1:
             middle = (low + high) // 2
@@ -121,7 +124,7 @@ def _format_value(column: pa.Array, row: int) -> str:
 
 
 class ArrowRunner:
-    """A runner of a pyarrow expression, through Acero on one thread, which keeps the order of rows."""
+    """A runner of a pyarrow expression. The expression runs in Acero with one thread, so that rows keep their order."""
 
     def __init__(self, expression: pc.Expression, schema: pa.Schema, what: str) -> None:
         self._expression, shown = expression, shorten(str(expression))
@@ -131,20 +134,20 @@ class ArrowRunner:
         except (pa.ArrowException, KeyError) as error:
             names = ", ".join(map(repr, schema.names))
             found = shorten(str(error).partition("\n")[0])
-            raise ExpressionError(f"cannot compile {what} {shown}", found, f"columns are {names}") from error
+            raise ExpressionError(f"cannot compile {what} {shown}", found, f"the columns are {names}") from error
 
     def __call__(self, batch: pa.RecordBatch) -> pa.Array:
         try:
             result = self._compute(batch)
         except pa.ArrowException as error:
             raise ExpressionError(
-                self._asked, shorten(str(error)), "change the expression, or give batches of its schema"
+                self._asked, shorten(str(error)), "change the expression, or pass batches of its schema"
             ) from error
         if result.type != self.type:
             raise ExpressionError(
                 self._asked,
-                f"it gave {result.type}, and was {self.type}",
-                "give batches of the schema it was compiled for",
+                f"its result is {result.type}, but was {self.type}",
+                "pass batches of the schema it was compiled for",
             )
         return result
 
@@ -157,7 +160,7 @@ class ArrowRunner:
 
 
 class FunctionRunner:
-    """A runner of a user's function. The result for a batch without rows determines the type."""
+    """A runner of a user's function. A call with an empty batch determines the type of the results."""
 
     def __init__(self, function: Callable[[pa.RecordBatch], Any], schema: pa.Schema, what: str) -> None:
         self._function, self._what = function, what
@@ -167,7 +170,7 @@ class FunctionRunner:
             raise ExpressionError(
                 f"cannot compile {what}",
                 f"the function raised {type(error).__name__} for a batch without rows: {error}",
-                "its result type is found by calling it with no rows; let it take that",
+                "make it accept a batch without rows: ddflow calls it so to find the result type",
             ) from error
         self.type: pa.DataType = self._check_result(result, 0).type
 
@@ -176,8 +179,8 @@ class FunctionRunner:
         if result.type != self.type:
             raise ExpressionError(
                 f"cannot compute {self._what}",
-                f"the function gave {sql_name(result.type)}, and {sql_name(self.type)} for a batch without rows",
-                "let it give one type, with a cast if need be",
+                f"the function returned {sql_name(result.type)}, but {sql_name(self.type)} for a batch without rows",
+                "make it return one type, with a cast if necessary",
             )
         return result
 
@@ -193,6 +196,6 @@ class FunctionRunner:
         gave = f"{len(result)} values" if isinstance(result, pa.Array) else f"a {type(result).__name__}"
         raise ExpressionError(
             f"cannot compute {self._what}",
-            f"the function gave {gave} for {rows or 'no'} rows",
-            "it must give an Arrow array (or a numpy array) with one value per row",
+            f"the function returned {gave} for {rows or 'no'} rows",
+            "return an Arrow array (or a numpy array) with one value per row",
         )

@@ -1,12 +1,12 @@
-"""Parse interval literals, and move dates and timestamps by them.
+"""Parse interval literals, and add intervals to dates and timestamps.
 
-An interval has months, or microseconds, but not both, as in Spark, because months differ in length. A date moved by
-months or whole days stays a date; moved by hours or less it becomes a timestamp, from midnight UTC. A move by months
-keeps the day, or uses the last day of the month: 31 January plus one month is 29 February in a leap year. A result
-outside the range of its type is an error, as in all ANSI arithmetic.
+As in Spark, an interval has either months or microseconds, because months differ in length. A date plus months or whole
+days is a date. A date plus hours, minutes or seconds is a timestamp, counted from midnight UTC. Adding months keeps the
+day of the month, or takes the last day of a shorter month. For example, 31 January plus one month is 29 February in a
+leap year. A result outside the range of its type is an error.
 
-Limits: an interval is a literal. Without months it can be used as a duration (`interval_to_duration`); with months only
-after ``+`` and ``-``.
+Limits: an interval is a literal. An interval without months can become a duration (see `interval_to_duration`). An
+interval of months can only follow ``+`` or ``-``.
 """
 
 import re
@@ -26,7 +26,7 @@ from ddflow.expressions.node import Node, Refusal, accept_scalars, build_compute
 from ddflow.expressions.types import DATE, DURATION, INSTANT, INT32, INT64, is_duration, is_time, sql_name
 
 Part = tuple[str, str | None, str | None]
-"""A part of a literal: its text, its unit, and the last unit of a range, such as ``day to second``."""
+"""A part of an interval literal: its text, its unit, and the second unit of a range such as ``day to second``."""
 
 _MONTHS: Final = {"YEAR": 12, "MONTH": 1}
 _MICROS: Final = {
@@ -41,11 +41,11 @@ _MICROS: Final = {
 _CLOCK: Final = ("DAY", "HOUR", "MINUTE", "SECOND")
 _LEAST: Final = {"HOUR": 24, "MINUTE": 60, "SECOND": 60}
 _DAY: Final = _MICROS["DAY"]
-_REMEDY: Final = "write interval 3 days, interval '2 hours 30 minutes', interval '1-2' year to month"
+_REMEDY: Final = "write interval 3 days, interval '2 hours 30 minutes' or interval '1-2' year to month"
 
 
 class Interval(NamedTuple):
-    """An interval of months or microseconds. ``days``: whether it has only days and weeks."""
+    """An interval of months or microseconds. ``days``: whether the literal has only days and weeks."""
 
     months: int
     micros: int
@@ -53,7 +53,7 @@ class Interval(NamedTuple):
 
 
 def parse_interval(parts: Sequence[Part]) -> Interval:
-    """Parse an interval literal. Raises Refusal if it mixes months with days, or is not an interval."""
+    """Parse an interval literal. Raises Refusal if the literal mixes months with days, or is not an interval."""
     months = micros = 0
     units = set[str]()
     for text, unit, until in parts:
@@ -64,9 +64,9 @@ def parse_interval(parts: Sequence[Part]) -> Interval:
             else:
                 micros += int(number * _MICROS[name])
     if units & set(_MONTHS) and units - set(_MONTHS):
-        raise Refusal("an interval mixes months with days or less", "add them one after the other")
+        raise Refusal("an interval mixes months with days or smaller units", "add one interval after the other")
     if abs(months) >= 2**31 or abs(micros) >= 2**63:
-        raise Refusal("an interval is too long", "its months fit 32 bits, its microseconds 64")
+        raise Refusal("an interval is too long", "its months must fit 32 bits, its microseconds 64")
     return Interval(months, micros, not months and units <= {"DAY", "WEEK"})
 
 
@@ -109,19 +109,18 @@ def _parse_unit_range(text: str, first: str | None, last: str) -> list[tuple[Dec
 def interval_to_duration(interval: Interval) -> Node:
     """Convert an interval to a duration. Raises Refusal for an interval of months."""
     if interval.months:
-        raise Refusal("an interval of months has no length of its own", "add it to a date or a timestamp")
+        raise Refusal("an interval of months has no fixed length", "add it to a date or a timestamp")
     return constant(pa.scalar(interval.micros, INT64).cast(DURATION))
 
 
 def _build_interval_refusal(what: str) -> Refusal:
-    return Refusal(f"{what} is no interval", _REMEDY)
+    return Refusal(f"{what} is not an interval", _REMEDY)
 
 
 def shift_by_interval(node: Node, interval: Interval, sign: int) -> Node:
-    """Move a date or a timestamp by an interval, later (``sign`` 1) or earlier (-1). O(rows).
+    """Add an interval to a date, timestamp or duration (``sign`` 1), or subtract the interval (``sign`` -1). O(rows).
 
-    Durations are lengthened or shortened. Raises Refusal for another type. The node fails if the result leaves the
-    range of its type.
+    Raises Refusal for other types. The node fails if the result is outside the range of its type.
 
     >>> import datetime
     >>> from ddflow.expressions.node import constant
@@ -134,8 +133,8 @@ def shift_by_interval(node: Node, interval: Interval, sign: int) -> Node:
     if is_duration(node.type):
         return arithmetic("+" if sign > 0 else "-", node, interval_to_duration(interval))
     if node.type != DATE and not is_time(node.type):
-        found = f"{sql_name(node.type)} {'+' if sign > 0 else '-'} an interval is no arithmetic"
-        raise Refusal(found, "an interval moves a date or a timestamp: cast to one first")
+        found = f"{sql_name(node.type)} {'+' if sign > 0 else '-'} an interval is not defined"
+        raise Refusal(found, "cast to a date or a timestamp first")
     months, micros = sign * interval.months, sign * interval.micros
     if node.type == DATE and interval.months == 0 and interval.days:
         return build_compute_node(accept_scalars(partial(_add_days, days=micros // _DAY)), node, fallible=True)
@@ -153,12 +152,12 @@ def _add_days(dates: pa.Array, days: int) -> pa.Array:
 
 
 def _add_months(dates: pa.Array, months: int) -> pa.Array:
-    """Move dates by months; the day is the same, or the last of the month."""
+    """Add months to dates. The day of the month stays, or becomes the last day of a shorter month."""
     here = pc.fill_null(dates.cast(INT32), 0).cast(DATE)
     year, month, day = (np.asarray(part(here)) for part in (pc.year, pc.month, pc.day))
     days = _shift_civil_months(year, month, day, months)
     if days.size and (days.min() < -(2**31) or days.max() >= 2**31):
-        raise pa.ArrowInvalid("a date leaves the range of dates")
+        raise pa.ArrowInvalid("a date is outside the range of dates")
     return pc.if_else(dates.is_valid(), pa.array(days.astype(np.int32)).cast(DATE), pa.scalar(None, DATE))
 
 
@@ -173,7 +172,7 @@ def _shift_civil_months(year: Ints, month: Ints, day: Ints, months: int) -> Ints
 
 
 def _shift_timestamps(moments: pa.Array, months: int, micros: int) -> pa.Array:
-    """Move timestamps by months, then by microseconds."""
+    """Add months to timestamps, then add microseconds."""
     scale = 1000 if moments.type.unit == "ns" else 1
     values = moments.cast(INT64)
     if months:

@@ -1,9 +1,9 @@
-"""Evaluate predicates as Spark does: three-valued logic, CASE and COALESCE, comparisons, IN and LIKE.
+"""Evaluate predicates like Spark: three-valued logic, CASE, COALESCE, comparisons, IN and LIKE.
 
-`conjunction`, `disjunction`, `case_when` and `coalesce` run a part that can fail only for the rows that need it.
+`conjunction`, `disjunction`, `case_when` and `coalesce` run an operand that can fail only for the rows that need it.
 
-Guarantees: a branch can fail only for rows that take it. Non-null operands satisfy exactly one comparison of <, =, >.
-NaN equals itself and is greater than any number, and -0.0 equals 0.0.
+Guarantees: a branch can fail only for rows that take the branch. Two operands that are not null satisfy exactly one of
+the comparisons <, =, >. NaN equals NaN and is greater than any number. -0.0 equals 0.0.
 """
 
 import math
@@ -46,23 +46,29 @@ from ddflow.expressions.types import (
 
 
 def to_condition(node: Node, place: str) -> Node:
-    """Convert ``node`` to a boolean. Raises Refusal with ``place`` for a type without a conversion."""
+    """Convert ``node`` to a boolean.
+
+    Raises Refusal, with ``place`` in the message, if the type has no conversion to boolean.
+    """
     if node.type not in (BOOL, NULL, STRING):
-        raise Refusal(f"{place} needs a boolean, and this is {sql_name(node.type)}", "compare it with something")
+        raise Refusal(f"{place} needs a boolean, but this is {sql_name(node.type)}", "compare it with a value")
     return build_cast(node, BOOL)
 
 
 def convert_to_common_type(nodes: Sequence[Node], place: str) -> list[Node]:
-    """Cast ``nodes`` to their common type. Raises Refusal with ``place`` if there is none."""
+    """Cast ``nodes`` to their common type. Raises Refusal, with the text ``place``, if there is no common type."""
     kind = common_type([node.type for node in nodes])
     if kind is None:
         found = ", ".join(sql_name(node.type) for node in nodes)
-        raise Refusal(f"{place} has no type in common for {found}", "cast the operands to one type")
+        raise Refusal(f"{place} has no common type for {found}", "cast the operands to one type")
     return [build_cast(node, kind) for node in nodes]
 
 
 def conjunction(left: Node, right: Node) -> Node:
-    """Compute AND: false wins over null. The right side runs only for rows whose left side is not false.
+    """Compute AND.
+
+    If one side is false, the result is false even if the other side is null. The right side runs only for rows whose
+    left side is not false.
 
     >>> import pyarrow as pa, pyarrow.compute as pc
     >>> from ddflow.expressions.node import Frame, build_compute_node, column, constant
@@ -78,7 +84,11 @@ def conjunction(left: Node, right: Node) -> Node:
 
 
 def disjunction(left: Node, right: Node) -> Node:
-    """Compute OR: true wins over null. The right side runs only for rows whose left side is not true."""
+    """Compute OR.
+
+    If one side is true, the result is true even if the other side is null. The right side runs only for rows whose left
+    side is not true.
+    """
     return _build_junction(left, right, pc.or_kleene, True)
 
 
@@ -97,22 +107,26 @@ def _build_junction(left: Node, right: Node, kernel: Callable[..., Datum], wins:
 
 
 def negation(node: Node) -> Node:
-    """Compute NOT: null stays null."""
+    """Compute NOT. The negation of null is null."""
     return build_compute_node(pc.invert, node)
 
 
 def is_null(node: Node) -> Node:
-    """Compute IS NULL. NaN is not null."""
+    """Compute IS NULL. The result for NaN is false."""
     return build_compute_node(lambda value: pc.is_null(value), node)
 
 
 def build_truth_test(node: Node, truth: bool) -> Node:
-    """Compute IS TRUE or IS FALSE: null is neither."""
+    """Compute IS TRUE or IS FALSE. For null, the result is false."""
     return build_compute_node(lambda value: pc.fill_null(value if truth else pc.invert(value), False), node)
 
 
 def case_when(conditions: Sequence[Node], values: Sequence[Node], place: str) -> Node:
-    """Compute CASE: the value of the first true condition, else the last of ``values``."""
+    """Compute CASE.
+
+    The result is the value that belongs to the first true condition. If no condition is true, the result is the last of
+    ``values``.
+    """
     *taken, default = convert_to_common_type(values, place)
     pairs: list[tuple[Node, Node]] = []
     for test, value in zip(conditions, taken, strict=True):
@@ -151,7 +165,10 @@ def _lazy_case_when(tests: Sequence[Node], results: Sequence[Node]) -> Node:
 
 
 def coalesce(nodes: Sequence[Node], place: str) -> Node:
-    """Compute COALESCE: the first non-null value. Each value runs only for rows without an earlier one."""
+    """Compute COALESCE: the first non-null value.
+
+    Each value is computed only for rows whose earlier values are all null.
+    """
     nodes = [
         node for node in convert_to_common_type(nodes, place) if node.constant is None or node.constant.is_valid
     ] or [null(convert_to_common_type(nodes, place)[0].type)]
@@ -172,9 +189,9 @@ def coalesce(nodes: Sequence[Node], place: str) -> Node:
 Compare: TypeAlias = Callable[[Datum, Datum], Datum]
 
 MANY: Final = 1_000
-"""Number of items of IN above which a Python set of them is kept."""
+"""If IN has more items than this number, the test keeps a Python set of the items."""
 FEW: Final = 16
-"""Ratio of items to rows that makes the set faster than Arrow."""
+"""If the ratio of items to rows is above this number, a Python set is faster than Arrow."""
 
 _PLAIN: dict[str, Compare] = {
     "=": lambda a, b: pc.equal(a, b),
@@ -199,7 +216,7 @@ def _less_equal_floats(a: Datum, b: Datum) -> Datum:
     return pc.or_(pc.less_equal(a, b), pc.is_nan(b))
 
 
-# Comparisons of any two floats, with NaN as the greatest.
+# Comparisons of any two floats. NaN counts as the greatest float.
 _FLOATS: dict[str, Compare] = {
     "=": _equal_floats,
     "<>": lambda a, b: pc.invert(_equal_floats(a, b)),
@@ -208,7 +225,8 @@ _FLOATS: dict[str, Compare] = {
     ">": lambda a, b: _less_floats(b, a),
     ">=": lambda a, b: _less_equal_floats(b, a),
 }
-# Comparisons with a b that is not NaN: "not at most" is also true for NaN.
+# Comparisons of a float a with a constant b that is not NaN. If a is NaN, a > b must be true. For NaN, Arrow's a <= b
+# is false, so "not a <= b" gives the right result.
 _FLOAT_AND_NUMBER: dict[str, Compare] = {
     **_PLAIN,
     ">": lambda a, b: pc.invert(pc.less_equal(a, b)),
@@ -217,7 +235,7 @@ _FLOAT_AND_NUMBER: dict[str, Compare] = {
 
 
 def comparison(sign: str, left: Node, right: Node) -> Node:
-    """Compare ``left sign right`` for =, <>, <, <=, >, >=. Raises Refusal without a common type. O(rows).
+    """Compare ``left sign right`` for =, <>, <, <=, >, >=. Raises Refusal if the operands have no common type. O(rows).
 
     >>> import pyarrow as pa
     >>> from ddflow.expressions.node import Frame, column, constant
@@ -234,7 +252,7 @@ def comparison(sign: str, left: Node, right: Node) -> Node:
 
 
 def null_safe_equal(left: Node, right: Node) -> Node:
-    """Compare by ``<=>``: equal, or both null; the result is never null."""
+    """Compare by ``<=>``. The result is true if both sides are equal or both sides are null, and otherwise false."""
     left, right = _convert_operands(left, right, "the comparison <=>")
     equal = comparison("=", left, right)
     both = build_compute_node(lambda a, b: pc.and_(pc.is_null(a), pc.is_null(b)), left, right)
@@ -242,9 +260,10 @@ def null_safe_equal(left: Node, right: Node) -> Node:
 
 
 def is_in(node: Node, items: Sequence[Node], lists: Sequence[pa.Array] = ()) -> Node:
-    """Compute IN: true if any item equals; else null if the value or any item is null; else false.
+    """Compute IN. The result is true if any item equals the value.
 
-    O(1) a row for constants. ``lists``: the literals among the items, one array for each type.
+    Without an equal item, the result is null if the value or any item is null. Otherwise the result is false. All
+    constant items together take O(1) per row. ``lists``: the literals among the items, one array for each type.
     """
     listed = [column(0, each.type) for each in lists]
     if all(_is_exact_number(each.type) for each in (node, *items, *listed)) and _needs_wide_decimal(
@@ -257,7 +276,7 @@ def is_in(node: Node, items: Sequence[Node], lists: Sequence[pa.Array] = ()) -> 
         known: list[Any] = [
             each.evaluate(Frame((values,), len(values))) for each, values in zip(listed, lists, strict=True)
         ]
-    except FAILURES as error:  # text that does not parse as the type
+    except FAILURES as error:  # a text item does not parse as the common type
         return _build_failing_node(error, met)
     if any(item.constant is None for item in items):
         return _build_any_equal(met, [*items, *_build_constant_nodes(known)])
@@ -285,11 +304,14 @@ def _build_failing_node(error: Exception, node: Node) -> Node:
 
 
 def _build_membership_test(known: pa.Array, or_null: bool) -> Compute:
-    """Test values for membership in ``known``; with ``or_null``, a value that is not found gives null."""
+    """Build a test that tells whether values are in ``known``.
+
+    If ``or_null`` is true, a value that is not found gives null.
+    """
     kind = known.type
     zero = pa.scalar(0.0, kind) if is_float(kind) else None
     known = known if zero is None else pc.add(known, zero)
-    # Arrow hashes the known values again for each batch, which dominates the cost for a few rows.
+    # Arrow hashes the known values again for each batch. For a batch of few rows, the hashing takes most of the time.
     few = frozenset(known.to_pylist()) if len(known) > MANY and (kind == STRING or is_integer(kind)) else None
 
     def compute(value: pa.Array) -> pa.Array:
@@ -322,7 +344,7 @@ def _is_exact_number(kind: pa.DataType) -> bool:
 
 
 def _needs_wide_decimal(nodes: Sequence[Node]) -> bool:
-    """Return whether a common decimal would need more than 38 digits."""
+    """Return whether a common decimal type of the operands would need more than 38 digits."""
     kinds = [to_decimal_type(node.type) for node in nodes]
     whole, scale = max(kind.precision - kind.scale for kind in kinds), max(kind.scale for kind in kinds)
     return bool(whole + scale > MOST_DIGITS)
@@ -338,14 +360,17 @@ def _convert_operands(left: Node, right: Node, place: str) -> tuple[Node, Node]:
 
 
 def _widen_number(node: Node) -> Node:
-    """Widen a number of up to 38 digits to 76, so that Arrow can bring any two to one scale."""
+    """Widen a number of up to 38 digits to 76 digits, so that Arrow can convert any two numbers to one scale."""
     exact = build_cast(node, to_decimal_type(node.type))
     wide = pa.decimal256(MOST_DIGITS, exact.type.scale)
     return build_compute_node(lambda value: value.cast(wide), exact)
 
 
 def like(node: Node, pattern: Node, escape: str, ignore_case: bool) -> Node:
-    """Match LIKE and ILIKE with a literal pattern: ``%`` any run, ``_`` any character, literal after ``escape``."""
+    """Match LIKE and ILIKE with a literal pattern.
+
+    ``%`` matches any text, and ``_`` any character. The character after ``escape`` matches itself.
+    """
     node = cast_to_text(node)
     text = read_text_literal(pattern, "the pattern of LIKE")
     if text is None:
@@ -364,12 +389,12 @@ def like(node: Node, pattern: Node, escape: str, ignore_case: bool) -> Node:
             case ["%", "x", "%"]:
                 return build_compute_node(lambda value: pc.match_substring(value, needle), node)
     inner = "".join({"%": ".*", "_": "."}.get(part) or re.escape(part[1:]) for part in parts)
-    regex = _check_regex(f"(?s)^{inner}$", "the pattern of LIKE", "write a shorter one")
+    regex = _check_regex(f"(?s)^{inner}$", "the pattern of LIKE", "write a shorter pattern")
     return build_compute_node(lambda value: pc.match_substring_regex(value, regex, ignore_case=ignore_case), node)
 
 
 def _split_like_pattern(pattern: str, escape: str) -> list[str]:
-    """Split a pattern into ``%``, ``_``, and runs of literal text, each prefixed by ``=``."""
+    """Split a pattern into ``%``, ``_`` and literal texts. Each literal text gets the prefix ``=``."""
     parts: list[str] = []
     letters = iter(pattern)
     for letter in letters:
@@ -380,9 +405,8 @@ def _split_like_pattern(pattern: str, escape: str) -> list[str]:
             letter = next(letters, "")
             if not letter or letter not in ("%", "_", escape):
                 raise Refusal(
-                    f"in the pattern {shorten(repr(pattern))} the escape {escape!r} stands "
-                    f"before {letter or 'the end'!r}",
-                    f"it may stand before %, _ and itself; write {escape}{escape} for the character itself",
+                    f"in the pattern {shorten(repr(pattern))} the escape {escape!r} is before {letter or 'the end'!r}",
+                    f"put it before %, _ or itself; write {escape}{escape} for the character itself",
                 )
         if parts and parts[-1][0] == "=":
             parts[-1] += letter
@@ -392,14 +416,17 @@ def _split_like_pattern(pattern: str, escape: str) -> list[str]:
 
 
 def rlike(node: Node, pattern: Node) -> Node:
-    """Match RLIKE: find a literal regular expression (RE2's language) anywhere in the text."""
+    """Compute RLIKE: search the text for a regular expression. The expression is a literal in RE2's syntax."""
     node = cast_to_text(node)
     text = read_regex_literal(pattern, "the pattern of RLIKE")
     return null(BOOL) if text is None else build_compute_node(lambda value: pc.match_substring_regex(value, text), node)
 
 
 def read_text_literal(node: Node, place: str) -> str | None:
-    """Return the text of a constant, None for a null one. Raises Refusal if it differs from row to row."""
+    """Return the text of a constant, or None for a null constant.
+
+    Raises Refusal if the text differs from row to row.
+    """
     if node.constant is None or node.type not in (STRING, NULL):
         raise Refusal(f"{place} is not a text literal", "write it as a literal: it is compiled once, not per row")
     value: str | None = node.constant.as_py()
@@ -407,15 +434,18 @@ def read_text_literal(node: Node, place: str) -> str | None:
 
 
 def read_regex_literal(node: Node, place: str) -> str | None:
-    """Return the text of a constant regular expression, None for null. Raises Refusal if RE2 refuses it."""
+    """Return the text of a constant regular expression, or None for null.
+
+    Raises Refusal if RE2 refuses the expression.
+    """
     text = read_text_literal(node, place)
     return None if text is None else _check_regex(text, place, "use RE2's syntax: no look-around, no back references")
 
 
 def _check_regex(regex: str, place: str, remedy: str) -> str:
-    """Return a regular expression that RE2 accepts. Raises Refusal if it does not."""
+    """Return a regular expression that RE2 accepts. Raises Refusal if RE2 does not accept the expression."""
     try:
         pc.match_substring_regex(pa.scalar(""), regex)
     except pa.ArrowInvalid as error:
-        raise Refusal(f"{place}, {shorten(repr(regex))}, is refused: {shorten(str(error))}", remedy) from error
+        raise Refusal(f"{place}, {shorten(repr(regex))}, is invalid: {shorten(str(error))}", remedy) from error
     return regex

@@ -1,8 +1,9 @@
-"""Compile a syntax tree to a node: a few lines for each supported kind of syntax, and a refusal for the rest.
+"""Compile a syntax tree to a node, and refuse unsupported syntax.
 
-Guarantees: every part of a tree is compiled or refused by name. A column name resolves to exactly one column or a
-Refusal: an exact match first, else a match without case, as in Spark. Columns are numbered by first mention. A loop
-handles chains of operators, so a thousand ANDs need no deep stack.
+Guarantees: every part of a tree is compiled, or a Refusal quotes it. A column name resolves to exactly one column, or
+raises a Refusal. As in Spark, a column with exactly the written name takes precedence over columns whose names differ
+in case. Columns are numbered in the order in which the expression first mentions each column. Chains of operators are
+compiled in a loop, so a thousand ANDs need no deep stack.
 
 >>> import pyarrow as pa
 >>> from ddflow.expressions.node import Frame
@@ -63,7 +64,9 @@ from ddflow.expressions.types import (
 
 @dataclass
 class ColumnResolver:
-    """The columns of ``schema`` that an expression reads; ``names`` lists them by first mention.
+    """The columns of ``schema`` that an expression reads.
+
+    ``names`` lists the columns in the order of their first mention.
 
     >>> import pyarrow as pa
     >>> columns = ColumnResolver(pa.schema({"City": pa.string(), "at": pa.struct({"x": pa.int32()})}))
@@ -75,7 +78,10 @@ class ColumnResolver:
     names: list[str] = field(default_factory=list)
 
     def resolve_column(self, parts: Sequence[str]) -> Node:
-        """Build the node of ``parts``: a column, then fields of structs. O(columns) once, then O(columns read)."""
+        """Build the node of a name such as ``a.b.c``.
+
+        ``parts`` is a column, then the fields of structs. O(columns) once, then O(columns read).
+        """
         name = self._find_column(parts)
         if name not in self.names:
             self.names.append(name)
@@ -99,17 +105,17 @@ class ColumnResolver:
             return str(found[0])
         if found:
             raise Refusal(
-                f"the column {asked!r} could be any of {', '.join(map(repr, found))}",
-                "write the name in its own case, and let no two columns have one name",
+                f"the column {asked!r} may be any of {', '.join(map(repr, found))}",
+                "write the name in its exact case, and use each name for one column only",
             )
         dotted = ".".join(parts)
         near = [
             self._lowercase_names[each][-1] for each in get_close_matches(asked.lower(), self._lowercase_names, n=1)
         ]
-        hint = f"write `{dotted}` in backquotes" if dotted in names else f"did you mean {near[0]!r}?" if near else ""
+        hint = f"write `{dotted}` in backquotes; " if dotted in names else f"did you mean {near[0]!r}? " if near else ""
         raise Refusal(
             f"there is no column {asked!r}",
-            f"{hint}{'; ' if hint else ''}columns are {', '.join(map(repr, names)) or 'none'}",
+            f"{hint}the columns are {', '.join(map(repr, names)) or 'none'}",
         )
 
 
@@ -121,15 +127,17 @@ def _group_names(names: Sequence[str], by: Callable[[str], str]) -> dict[str, li
 
 
 def get_struct_field(node: Node, name: str) -> Node:
-    """Read a field of a struct; null if the struct is null."""
+    """Read a field of a struct. A null struct gives null."""
     kind = node.type
     if not pat.is_struct(kind):
-        raise Refusal(f"{name!r} is asked of a {sql_name(kind)}, which has no fields", "only structs have fields")
+        raise Refusal(
+            f"the field {name!r} is read from a {sql_name(kind)}, which has no fields", "read fields of structs only"
+        )
     names = [kind.field(index).name for index in range(kind.num_fields)]
     found = [each for each in names if each == name] or [each for each in names if each.lower() == name.lower()]
     if len(found) != 1:
         raise Refusal(
-            f"there is {'no' if not found else 'more than one'} field {name!r}", f"fields are {', '.join(names)}"
+            f"there is {'no' if not found else 'more than one'} field {name!r}", f"the fields are {', '.join(names)}"
         )
     index = names.index(found[0])
     target = working_type(kind.field(index).type)
@@ -162,11 +170,11 @@ _TYPE_NAMES = {
 
 
 NO_VALUE = (exp.Star, exp.Distinct)
-"""Syntax in the arguments of a call that is no value."""
+"""Syntax that is not a value but is allowed as an argument of a call, such as the star of ``count(*)``."""
 
 
 class TreeCompiler:
-    """A compiler of trees over one schema. ``columns`` collects the columns that it reads."""
+    """A compiler of syntax trees over one schema. ``columns`` collects the columns that the compiled trees read."""
 
     def __init__(self, columns: ColumnResolver) -> None:
         self.columns = columns
@@ -279,7 +287,7 @@ class TreeCompiler:
 
     def _check_integer(self, node: Node, place: str) -> Node:
         if not (is_integer(node.type) or node.type == NULL):
-            raise Refusal(f"{place} takes integers, and this is {sql_name(node.type)}", "cast to bigint first")
+            raise Refusal(f"{place} takes integers, but this is {sql_name(node.type)}", "cast to bigint first")
         return build_cast(node, INT32) if node.type == NULL else node
 
     def _lower_bit_operation(self, tree: Tree, left: Node) -> Node:
@@ -292,7 +300,7 @@ class TreeCompiler:
         return arithmetic(_ARITHMETIC[type(tree)], left, self._lower_right_operand(tree))
 
     def _shift_by_interval(self, node: Node, tree: Tree, sign: int) -> Node:
-        """Move a date, a timestamp or a duration by an interval literal."""
+        """Add an interval literal to a date, a timestamp or a duration, or subtract the literal."""
         return intervals.shift_by_interval(node, _read_interval(tree), sign)
 
     def _lower_element(self, tree: Tree, left: Node) -> Node:
@@ -341,7 +349,7 @@ class TreeCompiler:
         if isinstance(tree, exp.Escape):
             mark = read_text_literal(self.lower(tree.expression), "the escape of LIKE")
             if mark is None or len(mark) != 1:
-                raise Refusal(f"the escape of LIKE is {mark!r}", "give one character")
+                raise Refusal(f"the escape of LIKE is {mark!r}", "use one character")
             tree, escape = tree.this, mark
         if isinstance(tree.expression, exp.Any | exp.All):
             raise Refusal(f"{format_tree(tree)} is not supported", "write one LIKE for each pattern, with OR or AND")
@@ -365,7 +373,7 @@ class TreeCompiler:
     def _lower_cast_of_literal(self, tree: Tree) -> Node:
         kind = _read_cast_type(tree.to)
         if not tree.this.is_string and kind in (FLOAT, DOUBLE):
-            return constant(pa.scalar(float(tree.this.this), kind))  # 0.1D is parsed as a double, not as a decimal
+            return constant(pa.scalar(float(tree.this.this), kind))  # parse 0.1D as a double, not as a decimal
         if tree.this.is_string and kind == DURATION:
             return intervals.interval_to_duration(intervals.parse_interval([(str(tree.this.this), None, None)]))
         node = self._lower_cast(tree, self.lower(tree.this))
@@ -392,7 +400,7 @@ def _read_interval(tree: Tree) -> intervals.Interval:
     parts = []
     for each in _list_interval_parts(tree):
         if not isinstance(each.this, exp.Literal):
-            raise Refusal(f"{format_tree(each)} is no literal", "write n * interval 1 day, or date_add(d, n)")
+            raise Refusal(f"{format_tree(each)} is not a literal", "write n * interval 1 day, or date_add(d, n)")
         unit = each.args.get("unit")
         first, last = (unit.this, unit.expression) if isinstance(unit, exp.IntervalSpan) else (unit, None)
         begin, end = (None if name is None else str(name.name).upper() for name in (first, last))
@@ -409,7 +417,10 @@ def _begins_with_interval(tree: Tree) -> bool:
 
 
 def _list_interval_parts(tree: Tree) -> list[Tree]:
-    """List the parts of an interval literal: ``interval 1 day 2 hours`` parses as a sum. Empty for other syntax."""
+    """List the parts of an interval literal, or return an empty list for other syntax.
+
+    sqlglot parses ``interval 1 day 2 hours`` as a sum.
+    """
     tree, found = tree.unnest(), list[Tree]()
     while isinstance(tree, exp.Add) and isinstance(tree.expression, exp.Interval):
         found.append(tree.expression)
@@ -422,7 +433,7 @@ def _is_cast_literal(tree: Tree) -> bool:
 
 
 def _read_cast_type(tree: Tree) -> pa.DataType:
-    """Return the Arrow type of a type name in CAST."""
+    """Return the Arrow type for a type name of CAST."""
     name = str(getattr(tree.this, "name", tree.this))
     name = _TYPE_NAMES.get(name, name.lower())
     if name == "decimal":
@@ -430,32 +441,34 @@ def _read_cast_type(tree: Tree) -> pa.DataType:
         digits = [int(each) if each.isdecimal() and len(each) < 4 else -1 for each in given] or [10]
         precision, scale = digits[0], digits[1] if len(digits) > 1 else 0
         if not (0 < precision <= MOST_DIGITS and 0 <= scale <= precision):
-            raise Refusal(f"{format_tree(tree)} is no type", "the digits go to 38, the scale to the digits")
+            raise Refusal(f"{format_tree(tree)} is not a type", "use 1 to 38 digits, and no greater scale than digits")
         return pa.decimal128(precision, scale)
     if name == "interval":
         return DURATION
     if name not in TYPES:
-        raise Refusal(f"there is no cast to {format_tree(tree)}", f"types are {', '.join([*TYPES, 'decimal(p,s)'])}")
+        raise Refusal(
+            f"there is no cast to {format_tree(tree)}", f"the types are {', '.join([*TYPES, 'decimal(p,s)'])}"
+        )
     return TYPES[name]
 
 
 _WHY = {
-    "Window": ("is a window function: it looks at several rows", "an expression sees one row at a time"),
-    "Filter": ("is an aggregate: it looks at several rows", "count with .count(by=...)"),
+    "Window": ("is a window function, which reads several rows", "use only functions of one row"),
+    "Filter": ("is an aggregate, which reads several rows", "count with .count(by=...)"),
     **dict.fromkeys(
         ("Subquery", "Select", "Exists", "Union", "Intersect", "Except"),
-        ("is a subquery", "an expression sees one row; bring what it needs in as columns"),
+        ("is a subquery", "an expression reads one row; add the values that it needs as columns"),
     ),
-    "Alias": ("gives a name", "leave AS out: names are given by the projection, {name: expression}"),
-    "Star": ("stands for all columns", "name the columns"),
+    "Alias": ("assigns a name", "omit AS: the projection assigns names, {name: expression}"),
+    "Star": ("selects all columns", "name the columns"),
     **dict.fromkeys(
         ("CurrentDate", "CurrentTimestamp", "CurrentTime", "CurrentUser"),
-        ("differs from call to call", "bring the value in as a column or a literal"),
+        ("differs from call to call", "pass the value as a column or a literal"),
     ),
 }
 
 
 def _build_syntax_refusal(tree: Tree) -> Refusal:
     kind = type(tree).__name__
-    found, remedy = _WHY.get(kind, (f"({kind}) is not supported", "docs/expressions.md lists what is"))
+    found, remedy = _WHY.get(kind, (f"({kind}) is not supported", "docs/expressions.md lists the supported syntax"))
     return Refusal(f"{format_tree(tree)} {found}", remedy)

@@ -1,8 +1,9 @@
-"""Define `Node`, the compiled form of an expression, and limit the size of the text that nodes make.
+"""Define `Node`, the compiled form of an expression, and limit the size of the text that nodes compute.
 
-Guarantees: a node is a pure function of a frame, with one type. A node of constants is computed once, when it is built.
-Arrow does not check the size of text, and some kernels return corrupt arrays or end the process. So no kernel gets more
-text than 32-bit offsets reach, and the constants of an expression take at most a megabyte.
+Guarantees: a node is a pure function of a frame, with one type. A node whose parts are all constants is computed once,
+when the node is built. Arrow does not check the size of text: some kernels return corrupt arrays for too much text, and
+other kernels end the process. So no kernel gets more text than 32-bit offsets can address, and the constants of an
+expression take at most a megabyte.
 
 >>> import pyarrow as pa, pyarrow.compute as pc
 >>> twice = build_compute_node(lambda a: pc.multiply_checked(a, pa.scalar(2)), column(0, pa.int64()))
@@ -26,20 +27,22 @@ import pyarrow.compute as pc
 from ddflow.expressions.types import sql_name
 
 CONSTANTS: Final = 1 << 20
-"""Bytes of constants that an expression may compute during compilation."""
+"""Maximum total size, in bytes, of the constants that are computed when one expression is compiled."""
 COLUMN: Final = 2**31 - 2
-"""Bytes of text that Arrow's 32-bit offsets reach."""
+"""The maximum bytes of text in one array with 32-bit offsets."""
 _made: ContextVar[int] = ContextVar("made", default=0)
 
 
 class TextTooLarge(pa.ArrowInvalid):
-    """Text that is too large. ``row``: the row, among ``rows``, that is too large by itself, if any.
+    """An error for text that is too large.
+
+    ``row``: the number of a row whose own text is too large. ``rows``: the number of rows.
 
     >>> texts = pa.array(["a", "bc"])
     >>> check_text_size("repeat", [texts], lambda size: size * 10**9, lambda: pc.multiply(byte_lengths(texts), 1e9))
     Traceback (most recent call last):
         ...
-    ddflow.expressions.node.TextTooLarge: repeat would make 3,000,000,000 bytes of 2 rows, up to 2,000,000,000 of ...
+    ddflow.expressions.node.TextTooLarge: repeat would produce 3,000,000,000 bytes for 2 rows, up to 2,000,000,000 ...
     """
 
     row: int | None = None
@@ -47,30 +50,35 @@ class TextTooLarge(pa.ArrowInvalid):
 
 
 def reset_constant_bytes() -> None:
-    """Start to count the constants of a new expression."""
+    """Set the count of constant bytes to zero for a new expression."""
     _made.set(0)
 
 
 def count_constant_bytes(value: pa.Scalar) -> pa.Scalar:
-    """Count the text of a computed constant. Raises TextTooLarge for more than `CONSTANTS`."""
+    """Add the bytes of a computed constant to the count. Raises TextTooLarge if the count exceeds `CONSTANTS`."""
     _made.set(_made.get() + _estimate_text_bytes(value, 1))
     if _made.get() > CONSTANTS:
-        raise TextTooLarge(f"the constants in it take more than {CONSTANTS:,} bytes")
+        raise TextTooLarge(f"its constants take more than {CONSTANTS:,} bytes")
     return value
 
 
 def byte_lengths(value: pa.Array | pa.Scalar) -> pa.Array | pa.Scalar:
-    """Return the bytes of each text, 0 for null, as doubles, because later products may exceed an integer."""
+    """Return the number of bytes of each text. Null counts as 0.
+
+    The results are doubles, because later computations multiply them, and the products can exceed the range of
+    integers.
+    """
     return pc.fill_null(pc.binary_length(value), 0).cast(pa.float64())
 
 
 def check_text_size(
     name: str, values: Sequence[Any], rough: Callable[[int], float], exact: Callable[[], Any] | None = None
 ) -> None:
-    """Raise TextTooLarge if function ``name`` would make more text of ``values`` than fits. O(1), else O(rows).
+    """Raise TextTooLarge if the result of function ``name`` over ``values`` would be too large. O(1), else O(rows).
 
-    ``rough``: the most output bytes for a number of input bytes. ``exact``: the bytes of each result, called only if
-    the rough number is too large. Without the check, some of Arrow's kernels wrap around and others end the process.
+    ``rough``: a function from the input bytes to the most output bytes. ``exact``: a function that returns the bytes of
+    each result, called only if the rough number is too large. If the size were not checked, the offsets of some Arrow
+    kernels would overflow, and other kernels would end the process.
     """
     rows = next((len(value) for value in values if not isinstance(value, pa.Scalar)), None)
     most = rough(sum(_estimate_text_bytes(value, 1 if rows is None else rows) for value in values))
@@ -79,14 +87,14 @@ def check_text_size(
     if rows is None:
         size = most if exact is None else exact().as_py() or 0
         if size > CONSTANTS:
-            raise TextTooLarge(f"{name} would make a constant of {size:,.0f} bytes, and it may take {CONSTANTS:,}")
+            raise TextTooLarge(f"{name} would produce a constant of {size:,.0f} bytes, but the limit is {CONSTANTS:,}")
         return
     sizes = None if exact is None else exact()
     total = most if sizes is None else pc.sum(sizes).as_py() or 0
     if total > COLUMN:
         largest = most / rows if sizes is None else pc.max(sizes).as_py()
-        made = f"{total:,.0f} bytes of {rows:,} rows, up to {largest:,.0f} of one"
-        error = TextTooLarge(f"{name} would make {made}, and a column of a batch holds {COLUMN:,}")
+        made = f"{total:,.0f} bytes for {rows:,} rows, up to {largest:,.0f} for one"
+        error = TextTooLarge(f"{name} would produce {made}, but a column of a batch holds {COLUMN:,}")
         error.rows = rows
         if sizes is not None and largest > COLUMN:
             error.row = pc.index(sizes, largest).as_py()
@@ -94,7 +102,7 @@ def check_text_size(
 
 
 def _estimate_text_bytes(value: Any, rows: int) -> int:
-    """Estimate the most bytes of text in ``rows`` rows of a value."""
+    """Return an upper bound for the bytes of text that a value takes in ``rows`` rows."""
     if not isinstance(value, pa.Scalar):
         return int(value.nbytes)
     if not value.is_valid or not isinstance(value, pa.StringScalar | pa.BinaryScalar):
@@ -109,7 +117,10 @@ FAILURES = (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowCapacityError)
 
 
 class Refusal(Exception):
-    """An expression that cannot be compiled: the problem and the remedy, without the place."""
+    """An error for an expression that cannot be compiled.
+
+    The error states the problem and the remedy, but not the place.
+    """
 
     def __init__(self, found: str, fix: str) -> None:
         super().__init__(found, fix)
@@ -117,25 +128,26 @@ class Refusal(Exception):
 
 
 class Frame(NamedTuple):
-    """The columns that an expression reads, in working types, and their number of rows."""
+    """The columns that an expression reads, and their number of rows. The columns have working types."""
 
     columns: tuple[pa.Array, ...]
     rows: int
 
     def filter(self, mask: pa.BooleanArray) -> Frame:
-        """Keep the rows with a true ``mask``, which has no nulls. O(rows) a column."""
+        """Keep the rows whose ``mask`` is true. ``mask`` has no nulls. O(rows) a column."""
         return Frame(tuple(each.filter(mask) for each in self.columns), mask.true_count)
 
     def slice(self, start: int, rows: int) -> Frame:
-        """Select ``rows`` rows from ``start``, which must exist. O(1) a column."""
+        """Select ``rows`` rows, beginning with row ``start``. All selected rows must exist. O(1) a column."""
         return Frame(tuple(each.slice(start, rows) for each in self.columns), rows)
 
 
 @dataclass(frozen=True, eq=False)
 class Node:
-    """An operation: ``compute`` turns the values of ``parts`` into an array of ``type``, or a scalar for all rows.
+    """An operation.
 
-    ``framed``: whether ``compute`` takes the frame as the first argument.
+    ``compute`` turns the values of ``parts`` into an array of ``type``, or into one scalar for all rows. ``framed``:
+    whether ``compute`` takes the frame as the first argument.
     """
 
     type: pa.DataType
@@ -147,7 +159,11 @@ class Node:
     literal: bool = False
 
     def evaluate(self, frame: Frame) -> Datum:
-        """Compute the values for a frame. Nested parts need no stack, except in framed nodes that run other nodes."""
+        """Compute the values for a frame.
+
+        Nested parts run in a loop. The function recurses only if a node with ``framed`` set evaluates other nodes
+        itself.
+        """
         values: dict[Node, Datum] = {}
         for node, done in self._ordered_nodes:
             given = map(values.__getitem__, node.parts)
@@ -158,7 +174,10 @@ class Node:
 
     @cached_property
     def _ordered_nodes(self) -> list[tuple[Node, list[Node]]]:
-        """All nested parts and this node, each once and after its parts, with the values that it reads last."""
+        """All nested parts and the node itself. Each comes with those of its parts that no later node needs.
+
+        A node comes after its own parts.
+        """
         order, seen, stack = list[Node](), set[Node](), [(self, False)]
         while stack:
             node, ready = stack.pop()
@@ -180,20 +199,22 @@ def column(index: int, kind: pa.DataType) -> Node:
 
 
 def constant(value: pa.Scalar, literal: bool = False) -> Node:
-    """Build a node of one value for all rows. ``literal``: whether the text contains this value as written."""
+    """Build a node that has one value for all rows. ``literal``: whether the expression's text contains the value."""
     return Node(value.type, lambda: value, constant=value, literal=literal)
 
 
 def null(kind: pa.DataType) -> Node:
-    """Build a null of a type."""
+    """Build a node that is null for all rows."""
     return constant(pa.scalar(None, kind))
 
 
 def build_compute_node(compute: Compute, *nodes: Node, fallible: bool = False) -> Node:
-    """Build a node that runs ``compute`` over ``nodes``; a constant if all of them are constants and it does not fail.
+    """Build a node that runs ``compute`` over ``nodes``.
 
-    A run over no rows finds the type. Raises Refusal if ``compute`` does not accept the types, and for constants that
-    take more than `CONSTANTS`.
+    If all nodes are constants and ``compute`` succeeds, build a constant.
+
+    ``compute`` runs once over empty arrays to find the type of the node. Raises Refusal if ``compute`` does not accept
+    the types, or if the constants take more than `CONSTANTS` bytes.
     """
     fallible = fallible or any(node.fallible for node in nodes)
     empty = [pa.array([], node.type) for node in nodes]
@@ -203,14 +224,14 @@ def build_compute_node(compute: Compute, *nodes: Node, fallible: bool = False) -
             try:
                 return constant(count_constant_bytes(compute(*constants)))
             except TextTooLarge as error:
-                raise Refusal(str(error), "write what is to be made as a column, or make less of it") from error
+                raise Refusal(str(error), "compute it from a column, or produce less text") from error
             except pa.ArrowInvalid:
                 fallible = True  # it fails at run time instead, and only if a row needs it
                 return Node(compute(*empty).type, compute, nodes, fallible=True)
         kind = compute(*(each if value is None else value for value, each in zip(constants, empty, strict=True))).type
     except (pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
         types = ", ".join(sql_name(node.type) for node in nodes)
-        raise Refusal(f"nothing computes this for the types ({types})", "cast the operands first") from error
+        raise Refusal(f"no function computes this for the types ({types})", "cast the operands first") from error
     return Node(kind, compute, nodes, fallible=fallible)
 
 
@@ -223,9 +244,10 @@ def broadcast(value: Datum, rows: int) -> pa.Array:
 
 
 def compute_where(node: Node, frame: Frame, mask: pa.BooleanArray) -> Datum:
-    """Compute ``node`` at the rows with a true ``mask``; other rows get any value. ``mask`` has no nulls.
+    """Compute ``node`` for the rows whose ``mask`` is true. The result for all other rows is arbitrary.
 
-    Failures at other rows are ignored. Runs the node once, or twice after a failure.
+    ``mask`` has no nulls. Failures at rows whose ``mask`` is false are ignored. The node runs once, or twice after a
+    failure.
     """
     try:
         return node.evaluate(frame)
@@ -241,7 +263,10 @@ def compute_where(node: Node, frame: Frame, mask: pa.BooleanArray) -> Datum:
 
 
 def accept_scalars(compute: Compute) -> Compute:
-    """Let ``compute``, written for arrays of one length, accept scalars too; scalars alone give a scalar."""
+    """Wrap a function of arrays, so that the function accepts arrays and scalars.
+
+    The result is a scalar if all arguments are scalars.
+    """
 
     @wraps(compute)
     def compute_arrays(*values: Datum) -> Datum:

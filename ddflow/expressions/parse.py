@@ -1,11 +1,11 @@
 """Parse SQL text to a syntax tree with sqlglot's Spark dialect.
 
-sqlglot reads many dialects, and differs from Spark. It renames functions, so this dialect knows no functions and keeps
-their names. It takes ``it''s`` for two texts, so quotes are redefined. It binds a few operators in another order, so
-text with two readings raises a Refusal that asks for parentheses.
+sqlglot's Spark dialect differs from Spark in three ways, which this module corrects. sqlglot renames functions, so
+`ExpressionDialect` knows no functions and keeps their names. sqlglot reads ``it''s`` as two texts, so quotes are
+redefined. sqlglot binds a few operators in another order, so ambiguous text raises a Refusal that asks for parentheses.
 
-Guarantees: the tree has Spark's meaning, or an error names the place. The parser needs many stack frames for a bracket,
-so text that is nested too deeply for Python's stack is refused before it is parsed.
+Guarantees: the tree has Spark's meaning, or an error names the place. The parser uses many stack frames for each
+bracket. So text that is nested too deeply for Python's stack is refused before the parser runs.
 Limits: this module knows no columns and no types.
 """
 
@@ -25,9 +25,10 @@ MOST_TEXT: Final = 4_000_000
 MOST_TOKENS: Final = 500_000
 """Maximum number of words, signs and literals of an expression."""
 MOST_WORDS: Final = 100_000
-"""Maximum number of tokens that are not literals of a list."""
+"""Maximum number of tokens, without the literals in lists."""
 MOST_NESTED: Final = 32
-"""Maximum depth of brackets, CASEs and NOTs. Each takes 24 of the 1,000 frames of a thread's stack in the parser."""
+"""Maximum depth of brackets, CASEs and NOTs. For each level, the parser uses 24 of a thread's 1,000 stack frames.
+"""
 
 _KEPT = ("CAST", "TRY_CAST", "EXTRACT", "SUBSTRING", "SUBSTR", "TRIM")  # calls with special syntax
 _SPARK: Any = Spark
@@ -38,10 +39,13 @@ CALL_SUFFIXES: Final = (exp.Filter, exp.IgnoreNulls, exp.RespectNulls)
 
 
 class ExpressionDialect(_SPARK):  # type: ignore[misc]
-    """Spark's dialect, with a doubled quote for a quote, and without known functions."""
+    """Spark's dialect, except that a doubled quote in a text means one quote, and that no function is known."""
 
     class Tokenizer(_SPARK.Tokenizer):  # type: ignore[misc]
-        """A tokenizer that reads a doubled quote as a quote. It lacks the suffix BD: sqlglot versions differ."""
+        """A tokenizer that reads a doubled quote in a text as one quote.
+
+        The tokenizer does not know the suffix BD, because versions of sqlglot treat BD differently.
+        """
 
         STRING_ESCAPES: ClassVar[list[str]] = ["\\", "'", '"']
         NUMERIC_LITERALS: ClassVar[dict[str, str]] = {
@@ -49,7 +53,7 @@ class ExpressionDialect(_SPARK):  # type: ignore[misc]
         }
 
     class Parser(_SPARK.Parser):  # type: ignore[misc]
-        """A parser that keeps function names as written and reads only calls with special syntax."""
+        """A parser that keeps function names as written. Only calls with special syntax are parsed specially."""
 
         FUNCTIONS: ClassVar[dict[str, Any]] = {}
         FUNCTION_PARSERS: ClassVar[dict[str, Any]] = {
@@ -59,10 +63,10 @@ class ExpressionDialect(_SPARK):  # type: ignore[misc]
 
 
 class QueryDialect(ExpressionDialect):
-    """The dialect of queries: double quotes enclose names, as in the SQL standard (Spark has a setting for it)."""
+    """The dialect of queries. Double quotes enclose names, as in the SQL standard. In Spark, this needs a setting."""
 
     class Tokenizer(ExpressionDialect.Tokenizer):
-        """A tokenizer with single quotes as the only quotes of text."""
+        """A tokenizer that accepts only single quotes around text."""
 
         QUOTES: ClassVar[list[str]] = ["'"]
         IDENTIFIERS: ClassVar[list[str]] = ["`", '"']
@@ -82,7 +86,7 @@ _AROUND = 60  # characters to show on both sides of a mistake
 
 
 class ParsedText(NamedTuple):
-    """A parsed text. ``nested``: its number of nested levels. ``quoted``: its texts in double quotes."""
+    """A parsed text. ``nested``: the number of nested levels. ``quoted``: the texts that were in double quotes."""
 
     tree: Tree
     nested: int
@@ -91,14 +95,14 @@ class ParsedText(NamedTuple):
     def check_quoted_texts(self, names: Iterable[str]) -> None:
         """Raise Refusal if a text in double quotes equals the name of a column.
 
-        In the SQL standard double quotes enclose names, in Spark they enclose text, so either reading could give a
+        In the SQL standard double quotes enclose names, but in Spark they enclose text. So either reading could give a
         wrong answer.
         """
         folded = {each.casefold() for each in self.quoted}
         for name in names:
             if name.casefold() in folded:
                 raise Refusal(
-                    f'"{name}" is a text, and there is a column of that name',
+                    f'"{name}" is a text, but a column has that name',
                     f"write `{name}` in backquotes for the column, or '{name}' in single quotes for the text",
                 )
 
@@ -106,7 +110,8 @@ class ParsedText(NamedTuple):
 def parse_expression(text: str) -> ParsedText:
     """Parse one expression. O(text).
 
-    Raises Refusal for a text beyond a limit, and, with line, column and a caret, for one that does not parse.
+    Raises Refusal for a text that exceeds a limit. Raises Refusal for a text that does not parse. The error message
+    shows the line, the column and a caret.
 
     >>> parsed = parse_expression("upper(city) = 'Bern'")
     >>> type(parsed.tree).__name__, parsed.nested
@@ -119,7 +124,7 @@ def parse_expression(text: str) -> ParsedText:
         city =
              ^
     """
-    remedy = "an expression is what goes into WHERE or SELECT, without AS; names that are SQL words go in backquotes"
+    remedy = "write an expression as in WHERE or SELECT, without AS; put names that are SQL words in backquotes"
     return _parse_text(
         text,
         ExpressionDialect(),
@@ -131,7 +136,7 @@ def parse_expression(text: str) -> ParsedText:
 
 def parse_query(text: str) -> Tree:
     """Parse one query, with the limits and errors of `parse_expression`."""
-    remedy = "a query is SELECT, VALUES or WITH, in Spark's dialect; names that are SQL words go in backquotes"
+    remedy = "write SELECT, VALUES or WITH, in Spark's dialect; put names that are SQL words in backquotes"
     return _parse_text(text, QueryDialect(), "queries", remedy, lambda parser, tokens: parser.parse(tokens, text)).tree
 
 
@@ -144,7 +149,7 @@ def _parse_text(text: str, dialect: Tree, several: str, remedy: str, trees: Call
         nested = _count_nesting_levels(tokens)
         tree, *others = trees(dialect.parser(), tokens) or [None]
         if any(each is not None for each in others):
-            raise Refusal(f"it is several {several}, with ; between", "give one")
+            raise Refusal(f"it has several {several}, separated by ;", "write one")
         if tree is None:
             raise ParseError("it is empty")
         for node in tree.walk():
@@ -154,8 +159,8 @@ def _parse_text(text: str, dialect: Tree, several: str, remedy: str, trees: Call
     except SqlglotError as error:
         raise Refusal("it does not parse", "close every quote, backquote and comment") from error
     except UnicodeEncodeError as error:
-        found = f"its character {error.start:,} is half of a pair of surrogates"
-        raise Refusal(found, "give text that can be written as UTF-8") from error
+        found = f"its character {error.start:,} is a lone surrogate"
+        raise Refusal(found, "use text that UTF-8 can encode") from error
     except RecursionError as error:
         raise build_nesting_refusal() from error
     except (AttributeError, KeyError, TypeError, ValueError) as error:  # sqlglot's parser fails in many ways
@@ -165,7 +170,10 @@ def _parse_text(text: str, dialect: Tree, several: str, remedy: str, trees: Call
 
 
 def strip_call_suffixes(tree: Tree) -> Tree:
-    """Return the call before FILTER, IGNORE NULLS or RESPECT NULLS, or the tree itself."""
+    """Return the call that comes before FILTER, IGNORE NULLS or RESPECT NULLS.
+
+    If there is no FILTER or NULLS after the call, return the tree itself.
+    """
     while isinstance(tree, CALL_SUFFIXES):
         tree = tree.this
     return tree
@@ -174,13 +182,13 @@ def strip_call_suffixes(tree: Tree) -> Tree:
 def build_nesting_refusal() -> Refusal:
     """Describe an expression that is nested deeper than `MOST_NESTED`."""
     found = f"it is nested too deeply: an expression may have {MOST_NESTED} levels of brackets, calls, CASE and NOT"
-    return Refusal(found, "split it over several projections; chains of AND, OR, + or || are no levels")
+    return Refusal(found, "split it over several projections; chains of AND, OR, + or || add no levels")
 
 
 def _check_limit(found: int, most: int, what: str) -> None:
     if found > most:
         remedy = "split it over several filters or projections, or write a Python function"
-        raise Refusal(f"it has {found:,} {what}, and an expression may have {most:,}", remedy)
+        raise Refusal(f"it has {found:,} {what}, but an expression may have {most:,}", remedy)
 
 
 def _count_nesting_levels(tokens: Sequence[Any]) -> int:
@@ -221,7 +229,7 @@ def _build_parse_refusal(text: str, error: ParseError, remedy: str) -> Refusal:
 
 
 def _refuse_ambiguous_syntax(node: Tree) -> None:
-    """Raise Refusal if Spark would read the text differently, because it lacks parentheses."""
+    """Raise Refusal if Spark might bind operators that have no parentheses in another order."""
     parts = list(node.iter_expressions())
     if isinstance(node, _COMPARISONS):
         bad = any(isinstance(part, (*_PREDICATES, exp.Not)) for part in parts)
@@ -234,7 +242,9 @@ def _refuse_ambiguous_syntax(node: Tree) -> None:
     else:
         return
     if bad:
-        raise Refusal(f"{format_tree(node)} can be read in two ways", "put parentheses around what belongs together")
+        raise Refusal(
+            f"{format_tree(node)} can be read in two ways", "put parentheses around the parts that belong together"
+        )
 
 
 def format_tree(tree: Tree) -> str:

@@ -1,8 +1,9 @@
-"""Compile SQL text to a runner, and find out whether it keeps its meaning over wider columns.
+"""Compile SQL text to a runner, and check whether an expression keeps its meaning if columns get wider types.
 
-Guarantees: equal texts over equal columns have equal nodes, so nodes of short texts are cached; refusals are not.
-`find_wider_type` returns a type only if the values of every row stay the same over the wider columns.
-Limits: it rejects comparisons of text with numbers, because a cast from text depends on the other type.
+Guarantees: equal texts over equal columns compile to equal nodes, so the nodes of short texts are cached. Refusals are
+not cached. `find_wider_type` returns a type only if the expression has the same value in every row before and after the
+columns get wider types.
+Limits: `find_wider_type` rejects comparisons of text with numbers, because a cast from text depends on the other type.
 
 >>> run, names = compile_sql("n + 1 > 2", pa.schema({"id": pa.string(), "n": pa.int64()}), True, "filter of 'a'")
 >>> run(pa.record_batch({"n": [1, 2, None]})).to_pylist(), names
@@ -40,11 +41,18 @@ from ddflow.expressions.types import (
 
 _MOST = 600  # characters of the cause in a message
 _KEPT, _SHORT = 256, 1000
-"""Number of cached texts, and their maximum length in characters: a long one may take megabytes."""
+"""The number of cached texts, and the maximum length of a cached text.
+
+The nodes of a longer text may take megabytes.
+"""
 
 
 class _CompiledText(NamedTuple):
-    """A compiled text: its node, the columns that it reads, whether it is just a column, and its number of levels."""
+    """A compiled text.
+
+    The fields are the node of the text, the columns that the text reads, whether the text is only a column name, and
+    the number of nested levels.
+    """
 
     node: Node
     names: tuple[str, ...]
@@ -72,7 +80,7 @@ def compile_sql(text: str, schema: pa.Schema, boolean: bool, what: str) -> tuple
 
 @lru_cache(_KEPT)
 def _compile_text(text: str, schema: pa.Schema, boolean: bool) -> _CompiledText:
-    """Parse and compile a text. Nodes keep no state between runs, so equal texts share one."""
+    """Parse and compile a text. Nodes keep no state between runs, so equal texts can share one node."""
 
     def compile_fresh() -> _CompiledText:
         reset_constant_bytes()
@@ -94,9 +102,10 @@ _CHOICES: Final = ("coalesce", "nvl", "ifnull")
 
 
 class _NodePair(NamedTuple):
-    """A part of an expression over the narrower and the wider columns. ``same``: whether its values stay the same.
+    """One part of an expression, compiled over the narrower and over the wider columns.
 
-    ``exact``: whether the wider type holds all values of the narrower part. These may be fewer than its type holds.
+    ``same``: whether both nodes have equal values. ``exact``: whether the wider type holds all values that the narrower
+    part can have.
     """
 
     old: Node
@@ -106,11 +115,13 @@ class _NodePair(NamedTuple):
 
 
 class _MeaningMayChange(Exception):
-    """A part that may change its meaning."""
+    """An error for a part of an expression whose meaning can change over wider columns."""
 
 
 def find_wider_type(text: str, old: pa.Schema, new: pa.Schema) -> pa.DataType | None:
-    """Return the type of an SQL expression over wider columns if its values stay the same; None if unknown. O(text).
+    """Return the type of an SQL expression over wider columns. O(text).
+
+    Return None if the values of the expression can change.
 
     ``old``, ``new``: the narrower and the wider columns, of equal names.
 
@@ -134,7 +145,8 @@ def find_wider_type(text: str, old: pa.Schema, new: pa.Schema) -> pa.DataType | 
 
 class _PairCompiler:
     def __init__(self, old: pa.Schema, new: pa.Schema) -> None:
-        # These are computed in 64 bits, and a double does not hold all such integers.
+        # Expressions compute uint32 as 64-bit integers. A double holds every 32-bit integer exactly, but not every
+        # 64-bit integer.
         self.short = {field.name for field in old if field.type == pa.uint32()}
         self.old, self.new = TreeCompiler(ColumnResolver(old)), TreeCompiler(ColumnResolver(new))
         self.changed = {name.lower() for name in list_changed_types(old, new)}
@@ -173,7 +185,7 @@ class _PairCompiler:
         return _NodePair(old, new, old.type == new.type)
 
     def _list_branch_values(self, tree: Tree, parts: list[_NodePair]) -> list[_NodePair] | None:
-        """List the values among which ``tree`` chooses by unchanged tests; None if it makes no choice.
+        """List the values among which ``tree``, such as a CASE, chooses. Return None if ``tree`` is not a choice.
 
         Raises `_MeaningMayChange`.
         """
@@ -191,7 +203,7 @@ class _PairCompiler:
 
 
 def _list_operands(tree: Tree) -> list[Tree]:
-    """List the operands of a part, without types, names and symbols."""
+    """List the operands of a part of an expression, without type names and identifiers."""
     found: list[Any] = list(tree.iter_expressions())
     if isinstance(tree, exp.Cast | exp.TryCast):
         found = [tree.this]
@@ -208,17 +220,20 @@ def _is_null_test(tree: Tree) -> bool:
 
 
 def _is_exact_integer(part: _NodePair) -> bool:
-    """Return whether the part is an integer that stays exact: 64-bit integers must not become doubles."""
+    """Return whether the part is an integer that stays exact as a double. 64-bit integers must not become doubles."""
     return is_integer(part.old.type) and (part.same or _is_subtype(part.old.type, part.new.type))
 
 
 def _is_exact_number(part: _NodePair) -> bool:
-    """Return whether the part is a number that compares by digits with others, for any number of digits."""
+    """Return whether the part is an integer, a decimal or null.
+
+    Integers and decimals are compared exactly, however many digits they have.
+    """
     return all(is_integer(each) or is_decimal(each) or pat.is_null(each) for each in (part.old.type, part.new.type))
 
 
 def _check_exact_operands(parts: list[_NodePair]) -> None:
-    """Raise `_MeaningMayChange` unless the common types of the narrower and of the wider operands are exact."""
+    """Raise `_MeaningMayChange` unless the narrower operands and the wider operands each have an exact common type."""
     kinds = [(part.old.type, part.new.type) for part in parts]
     if not all(_is_number_or_time(kind) for pair in kinds for kind in pair):
         raise _MeaningMayChange
@@ -231,13 +246,13 @@ def _check_exact_operands(parts: list[_NodePair]) -> None:
 
 
 def _is_number_or_time(kind: pa.DataType) -> bool:
-    """Return whether it is the type of a number, a date, a time, or null."""
+    """Return whether ``kind`` is the type of a number, a date, a timestamp, or null."""
     number = is_integer(kind) or is_decimal(kind) or is_float(kind)
     return bool(number or kind == DATE or is_time(kind) or pat.is_null(kind))
 
 
 def _is_exact_in_type(node: Node, kind: pa.DataType | None) -> bool:
-    """Return whether the values of a node are exact in the common type."""
+    """Return whether the common type ``kind`` holds the values of a node exactly."""
     if kind is None:
         return False
     if node.type == kind or pat.is_null(node.type) or _is_subtype(node.type, kind):
@@ -251,7 +266,7 @@ def _is_exact_in_type(node: Node, kind: pa.DataType | None) -> bool:
 
 
 def _is_subtype(old: pa.DataType, new: pa.DataType) -> bool:
-    """Return whether a type holds every value of another, in the same order."""
+    """Return whether type ``new`` holds every value of type ``old``, in the same order."""
     if old == new:
         return True
     if is_decimal(new):

@@ -1,8 +1,9 @@
-"""Define the types of expressions, and the common type of operands, by Spark 4's ANSI rules on Arrow types.
+"""Define the types of expressions, and the common type of operands, by the ANSI rules of Spark 4.
 
-Guarantees: `working_type` returns the type of every compiled node unchanged, so no kernel gets a dictionary, a view, a
-wide string, an unsigned integer or another time zone than UTC. Common types are Spark's: bigint for a string and an
-integer, double for a float and an integer, midnight UTC for a date and an instant. ``casts`` converts values.
+Guarantees: every compiled node has a working type. So no kernel gets a dictionary, a view, a large string, an unsigned
+integer or a time zone other than UTC. Common types are the same as in Spark: bigint for a string and an integer, double
+for a float and an integer. A date that is combined with an instant becomes the instant at midnight UTC. `casts.py`
+converts the values.
 
 >>> import pyarrow as pa
 >>> working_type(pa.dictionary(pa.int32(), pa.large_string())), working_type(pa.uint16())
@@ -47,7 +48,7 @@ _NAMES = {
 
 
 def working_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type for computations on values of ``kind``; the type itself if it needs no change. O(1)."""
+    """Return the working type for values of ``kind``, which can be ``kind`` itself. O(1)."""
     if pat.is_dictionary(kind) or pat.is_run_end_encoded(kind):
         return working_type(kind.value_type)
     if pat.is_large_string(kind) or kind == pa.string_view():
@@ -66,7 +67,7 @@ def working_type(kind: pa.DataType) -> pa.DataType:
 
 
 def sql_name(kind: pa.DataType) -> str:
-    """Return Spark's name of a type; Arrow's name if Spark has none."""
+    """Return Spark's name of a type, or Arrow's name if Spark has no such type."""
     if pat.is_decimal(kind):
         return f"decimal({kind.precision},{kind.scale})"
     return _NAMES.get(kind, str(kind))
@@ -97,14 +98,14 @@ def is_duration(kind: pa.DataType) -> bool:
 
 
 def to_decimal_type(kind: pa.DataType) -> pa.DataType:
-    """Return the decimal that holds every value of an integer or decimal type."""
+    """Return the decimal type that holds every value of an integer or decimal type."""
     return kind if is_decimal(kind) else pa.decimal128(DIGITS[kind], 0)
 
 
 def bounded_decimal(precision: int, scale: int) -> pa.DataType:
-    """Build Spark's decimal of these digits.
+    """Build Spark's decimal type with the given numbers of digits.
 
-    Above 38 digits it cuts fraction digits, down to six (``adjustPrecisionScale``).
+    Above 38 digits the function drops fraction digits down to six, like Spark's ``adjustPrecisionScale``.
     """
     if precision <= MOST_DIGITS:
         return pa.decimal128(precision, scale)
@@ -112,16 +113,19 @@ def bounded_decimal(precision: int, scale: int) -> pa.DataType:
 
 
 def wider_decimal(left: pa.DataType, right: pa.DataType) -> pa.DataType:
-    """Return the decimal that holds both, with as many fraction digits as fit into 38 digits."""
+    """Return a decimal type that holds all digits before the decimal point of both types.
+
+    If the type would need more than 38 digits, fraction digits are dropped.
+    """
     scale = max(left.scale, right.scale)
     whole = max(left.precision - left.scale, right.precision - right.scale)
     return pa.decimal128(min(whole + scale, MOST_DIGITS), min(scale, MOST_DIGITS - whole))
 
 
 def common_type(kinds: Sequence[pa.DataType]) -> pa.DataType | None:
-    """Return the common type of ``kinds`` (working types) for comparisons and choices; None if there is none. O(n).
+    """Return the common type of working types, for comparisons and choices. Return None if no such type exists. O(n).
 
-    It is Spark's least common type in ANSI mode, and reduces strings before other types, as Spark does.
+    The result is Spark's least common type in ANSI mode. Like Spark, the function combines strings before other types.
     """
     found: pa.DataType | None = NULL
     for kind in sorted(kinds, key=lambda kind: kind != STRING):

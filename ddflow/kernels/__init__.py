@@ -1,12 +1,12 @@
-"""Compile pure functions on arrays with numba; no other folder imports numba.
+"""Compile pure functions on arrays with numba, which only this folder imports.
 
-A kernel does nothing but compute. It reads its input arrays, and writes and allocates only as its docstring states. It
-never raises, logs or opens a file; on failure it returns a row number, and the caller words the error. It keeps no
-state, makes no policy decisions, and does not use Arrow.
+A kernel only computes. A kernel reads its input arrays, and writes and allocates only as its docstring states. A kernel
+never raises, logs or opens a file. If a kernel fails, it returns a row number, and its caller writes the error message.
+A kernel keeps no state and does not use Arrow.
 
-Limits: compiled code checks neither bounds nor overflow, so callers check lengths and types first. A negative index
-wraps, and uint64 with a signed literal becomes signed, so hash code writes ``np.uint64(...)``. Modules import nothing
-of ddflow outside this folder, because the kernel cache covers only these sources.
+Limits: compiled code checks neither bounds nor overflow, so callers check lengths and types before the call. A negative
+index counts from the end of the array. A uint64 plus a signed literal is signed, so a hash needs ``np.uint64(...)``
+literals. Modules import nothing of ddflow from outside this folder, because the kernel cache covers only this folder.
 
 >>> from ddflow.kernels.pointer import mulhi
 >>> int(mulhi(2**63, 6))

@@ -1,10 +1,11 @@
-"""Add up diffs: the net change of each row at each time, and the changing counts of groups.
+"""Add up diffs, to get the net change of each row at each time, and the new counts of groups.
 
 A *cell* holds the updates of one group at one time (`GroupTimeCells`). Cells are ordered by group, then by time, so the
 state after a cell is the state before the next cell of its group.
 
-Guarantees: no net diff is 0, and no (group, time) occurs twice. Every sum is checked, because int64 wraps silently. On
-overflow a kernel returns the row or the cell. Only the sum at the end of a cell must fit int64.
+Guarantees: no net diff in a result is 0, and no pair (group, time) occurs twice in a result. Every sum is checked,
+because int64 wraps silently. If a sum overflows, the kernel returns the number of its row or cell. Only the sum
+at the end of a cell must fit int64, not the sums within the cell.
 """
 
 from typing import NamedTuple
@@ -27,12 +28,20 @@ def _sum_overflows(a: int, b: int) -> bool:
 def consolidate_diffs(
     permutation: Narrow, starts: Narrow, ranks: Narrow, diffs: Ints, out_rank: Narrow, out_row: Ints, out_diff: Ints
 ) -> tuple[int, int]:
-    """Sum the diffs of equal (identity, time), and drop sums of 0.
+    """Sum the diffs of rows with equal identity and time, and drop sums of 0. O(n).
 
-    Input: permutation int32[n], rows sorted by identity, then time. starts int32[g + 1], places. ranks int32[n], of
-    times, and diffs int64[n], by row.
-    Output, each [n]: out_rank int32; out_row int64, the first of the equal rows; out_diff int64.
-    Returns the number of results, and a row whose sum overflows, or -1. O(n).
+    Input:
+    - permutation, int32[n]: the rows, sorted by identity, then by time.
+    - starts, int32[g + 1]: the place where each identity begins.
+    - ranks, int32[n]: the rank of each row's time.
+    - diffs, int64[n]: the diff of each row.
+
+    Output:
+    - out_rank, int32[n]: the rank of each result's time.
+    - out_row, int64[n]: the first of the equal rows of each result.
+    - out_diff, int64[n]: the sum of each result.
+
+    Returns two numbers: the number of results, and a row whose sum overflows (-1 if there is no overflow).
 
     >>> a, b = np.zeros(1, np.int32), np.empty(1, np.int64)
     >>> consolidate_diffs(a, np.array([0, 1], np.int32), a, np.ones(1, np.int64), a.copy(), b, b.copy())
@@ -66,29 +75,28 @@ def consolidate_diffs(
 
 @kernel
 def update_group_counts(
-    groups: Narrow,
-    ranks: Narrow,
-    diffs: Ints,
-    held: Ints,
-    since_rank: np.int64,
-    net: Ints,
-    touched: Ints,
-    update_rank: Narrow,
-    update_row: Ints,
-    update_count: Ints,
-    update_diff: Ints,
-    version_rank: Narrow,
-    version_row: Ints,
-    version_count: Ints,
-    version_group: Ints,
-    last: Ints,
+    groups: Narrow,  # int32[n]: the group of each row, numbered from 0 without a gap
+    ranks: Narrow,  # int32[n]: the rank of each row's time, ascending
+    diffs: Ints,  # int64[n]: the diff of each row
+    held: Ints,  # int64[g]: the count of each group, 0 for a new group; the kernel replaces old counts by new ones
+    since_rank: np.int64,  # the versions of a group up to this rank are merged into one version
+    net: Ints,  # int64[g]: scratch memory
+    touched: Ints,  # int64[n]: scratch memory
+    update_rank: Narrow,  # int32[2 n]: the rank of each update's time
+    update_row: Ints,  # int64[2 n]: a row of the group of each update
+    update_count: Ints,  # int64[2 n]: the count that each update inserts or retracts
+    update_diff: Ints,  # int64[2 n]: the diff of each update
+    version_rank: Narrow,  # int32[n]: the rank of each version's time
+    version_row: Ints,  # int64[n]: a row of the group of each version
+    version_count: Ints,  # int64[n]: the count in each version
+    version_group: Ints,  # int64[n]: the group of each version
+    last: Ints,  # int64[g]: the last version of each group, -1 for a group without a new version
 ) -> tuple[int, int, int]:
-    """Add diffs to the counts of groups; for each changed count, retract the old one and insert the new one.
+    """Add diffs to the counts of groups; for each changed count, retract the old count and insert the new one. O(n).
 
-    Input: groups int32[n], dense numbers. ranks int32[n], ascending. diffs int64[n]. held int64[g], the old counts (0
-    for a new group), changed to the new ones. since_rank: versions up to this rank are merged. Scratch: net int64[g],
-    touched int64[n]. Output: update_* [2n] by time; version_* [n], by time within a group; last int64[g], the last
-    version of each group or -1. Returns the number of updates, of versions, and a row that overflows or -1. O(n).
+    The signature describes the arguments. The kernel writes the updates in the order of times. For each group, it
+    writes the versions in the order of times. Returns the number of updates, the number of versions, and a row whose
+    sum overflows (-1 if there is no overflow).
 
     >>> a, e = np.zeros(1, np.int32), lambda kind=np.int64: np.empty(2, kind)
     >>> out = e(), e(), e(np.int32), e(), e(), e(), e(np.int32), e(), e(), e(), e()
@@ -101,8 +109,8 @@ def update_group_counts(
         rank, end, some = ranks[begin], begin, 0
         while end < groups.size and ranks[end] == rank:
             group = groups[end]
-            # If the diffs of a group cancelled, it is in the list twice but processed once. A branch to prevent this
-            # costs more.
+            # A group whose diffs cancelled is possibly listed twice, but it is processed only once. A branch to list
+            # each group once costs more.
             touched[some] = end
             some += int(net[group] == 0)
             if _sum_overflows(net[group], diffs[end]):
@@ -138,11 +146,11 @@ def update_group_counts(
 
 
 AHEAD = 24
-"""Number of rows between the current row and the prefetched one."""
+"""Number of rows between the current row and the row whose data is prefetched."""
 
 
 class GroupTimeCells(NamedTuple):
-    """c cells (one group at one time) of g groups."""
+    """The c cells of g groups; a cell has the updates of one group at one time."""
 
     rows: Ints
     """int64[n]: the updates, sorted by group, then time."""
@@ -154,10 +162,21 @@ class GroupTimeCells(NamedTuple):
 
 @kernel
 def find_group_times(rows: Ints, groups: Narrow, ranks: Narrow, starts: Ints, cell_ranks: Narrow, firsts: Ints) -> int:
-    """Find the cells of rows; every group must have at least one row.
+    """Find the cells of the given rows. O(n).
 
-    Input: rows int64[n], by group, then rank. groups int32[n], from 0 without a gap, and ranks int32[n], both by row.
-    Output: starts int64[c + 1], cell_ranks int32[c], firsts int64[g + 1]. Returns c, at most n. O(n).
+    Every group must have at least one row.
+
+    Input:
+    - rows, int64[n]: the rows, sorted by group, then by rank.
+    - groups, int32[n]: the group of each row, numbered from 0 without a gap.
+    - ranks, int32[n]: the rank of each row's time.
+
+    Output:
+    - starts, int64[c + 1]: the place where each cell begins.
+    - cell_ranks, int32[c]: the rank of each cell's time.
+    - firsts, int64[g + 1]: the first cell of each group.
+
+    Returns c, the number of cells, which is at most n.
 
     >>> find_group_times(np.zeros(1, np.int64), np.zeros(1, np.int32), np.zeros(1, np.int32), np.zeros(2, np.int64),
     ...       np.zeros(1, np.int32), np.zeros(2, np.int64))
@@ -190,12 +209,18 @@ def find_group_times(rows: Ints, groups: Narrow, ranks: Narrow, starts: Ints, ce
 
 @kernel
 def accumulate_diffs(cells: GroupTimeCells, present: Flags, diffs: Ints, held: Ints, out: Ints) -> int:
-    """Add up the diffs of rows, cell by cell.
+    """Add up the diffs of rows, cell by cell. O(n).
 
-    Input: present uint8[n], by row, 0 for a row that does not count; size 0 if all count. diffs int64[n], by row. held
-    int64[g], the multiplicity of each group before.
-    Output: out int64[c], the multiplicity after each cell. Returns the first cell with a sum outside int64, or -1.
-    O(n).
+    Input:
+    - cells: the rows of each cell.
+    - present, uint8[n]: 0 for each row to leave out. An array of size 0 includes all rows.
+    - diffs, int64[n]: the diff of each row.
+    - held, int64[g]: the multiplicity of each group before its first cell.
+
+    Output:
+    - out, int64[c]: the multiplicity after each cell.
+
+    Returns the first cell with a sum outside int64, or -1 if all sums fit.
 
     >>> one, few = np.zeros(1, np.int64), np.arange(2)
     >>> accumulate_diffs(GroupTimeCells(one, few, few), np.empty(0, np.uint8), one + 3, one + 4, one), one.tolist()
@@ -234,12 +259,21 @@ def list_differences(
     out_ranks: Narrow,
     diffs: Ints,
 ) -> int:
-    """List the rows that each cell removes and adds, sorted by time, retractions first.
+    """List the rows that each cell removes and adds, sorted by time, with retractions before additions. O(c).
 
-    Input: before int64[c], the place of the row before each cell, or -1. there uint8[s], 0 for no row, and hashes
-    uint64[s], both by place; the last c places are the rows after cells. ranks int32[c]. Scratch: ends, one more than
-    there are ranks.
-    Output, each [2 c]: cells, places, out_ranks, diffs. Returns the number of rows. O(c).
+    Input:
+    - before, int64[c]: the place of the row before each cell, -1 if there is no row.
+    - there, uint8[s]: 0 for each place without a row. The last c elements belong to the rows after the c cells.
+    - hashes, uint64[s]: the hash of the row at each place.
+    - ranks, int32[c]: the rank of each cell's time.
+
+    Scratch:
+    - ends: an array with one element more than there are ranks.
+
+    Output, where each array has the size 2 c:
+    - cells, places, out_ranks, diffs: the cell, the place, the rank and the diff of each listed row.
+
+    Returns the number of listed rows.
 
     >>> few, ints = (lambda *v, t=t: np.array(v, t) for t in (np.int32, np.int64))
     >>> places, diffs, made = ints(0, 0), ints(0, 0), (ints(0, 0), few(0, 0))

@@ -1,11 +1,12 @@
 """Run state machines over the events of each key, with a table of transitions.
 
-States and symbols are small numbers. A set of up to 64 states is a word with one bit for each state, so an event costs
-one iteration for each state in its key's set. A transition to no state is allowed. A missing transition is an error.
+States and symbols are small numbers. A set of up to 64 states is stored as a word with one bit for each state. An event
+costs one iteration for each state in the set of its key. A transition can lead to no state. A missing transition is an
+error.
 
-Guarantees: before its next event, a key without a state enters the start state, whether the key is new, cleared or
-empty. The walk decides beforehand which events are ignored or clear the state, so the result does not depend on how
-events are divided into steps.
+Guarantees: a key without a state (because it is new, cleared or empty) enters the start state before its next event.
+The walk (``walk``) decides beforehand which events are ignored and which events clear the state. Therefore the result
+does not depend on how events are divided into steps.
 """
 
 import numpy as np
@@ -15,18 +16,26 @@ from ddflow.kernels.compile import kernel
 from ddflow.kernels.fold import SKIP, TAKE, EventsByKey
 
 NOTHING, REFUSED = -1, -2
-"""Values in place of a state: the key has no state; the transition is missing."""
+"""Two values in place of the number of a state: one for a key without a state, and one for a missing transition."""
 
 
 @kernel
 def run_single_state(
     walked: EventsByKey, action: Flags, symbols: Narrow, table: Narrow2d, held: Narrow, start: int, out: Narrow
 ) -> tuple[int, int]:
-    """Run a machine that has at most one state for each key.
+    """Run a machine that has at most one state for each key. O(p + m).
 
-    Input: walked, action as for `fold.choose_cells`. symbols int32[n], by row. table int32[states, symbols]: a state,
-    NOTHING or REFUSED. held int32[g], a state or NOTHING. start: a state.
-    Output: out int32[m], by key and time. Returns the row and state of a missing transition, or -1 twice. O(p + m).
+    Input:
+    - walked, action: the same as for `fold.choose_cells`.
+    - symbols, int32[n]: the symbol of each row.
+    - table, int32[states, symbols]: the next state for each state and symbol, NOTHING or REFUSED.
+    - held, int32[g]: the stored state of each key, or NOTHING.
+    - start: the start state.
+
+    Output:
+    - out, int32[m]: the state of each key after each of its times.
+
+    Returns the row and the state of a missing transition, or (-1, -1) if no transition is missing.
 
     >>> few, flags = lambda *v: np.array(v, np.int32), lambda *v: np.array(v, np.uint8)
     >>> table, out = np.array([[1, REFUSED], [REFUSED, 0]], np.int32), few(-1)  # coin, push: locked, open
@@ -68,10 +77,14 @@ def run_state_sets(
     start: np.uint64,
     out: Words,
 ) -> tuple[int, int]:
-    """Run a machine that has a set of up to 64 states for each key.
+    """Run a machine that has a set of up to 64 states for each key. O(p * s), where s is the number of states in a set.
 
-    Takes the arguments of `run_single_state`, with sets: table uint64[states, symbols], the next states. refused
-    uint64[symbols], the states without a transition. held uint64[g]. start. out uint64[m]. O(p * states in a set).
+    The arguments are those of `run_single_state`, but with sets of states in place of single states:
+    - table, uint64[states, symbols]: the set of next states for each state and symbol.
+    - refused, uint64[symbols]: the set of states that have no transition for each symbol.
+    - held, uint64[g]: the stored set of each key.
+    - start: the set of start states.
+    - out, uint64[m]: the set of each key after each of its times.
 
     >>> few, flags = lambda *v: np.array(v, np.int32), lambda *v: np.array(v, np.uint8)
     >>> table, out = np.array([[3], [2]], np.uint64), np.zeros(1, np.uint64)  # the first state stays and makes another
@@ -106,7 +119,7 @@ def run_state_sets(
 
 @kernel
 def _find_lowest_bit(word: np.uint64) -> int:
-    """Find the number of the lowest set bit; 64 if no bit is set.
+    """Return the number of the lowest bit that is set, or 64 if no bit is set.
 
     >>> _find_lowest_bit(np.uint64(12))
     2
@@ -134,9 +147,13 @@ def pack_state_sets(ends: Ints, codes: Narrow, out: Words) -> None:
 
 @kernel
 def unpack_state_sets(words: Words, counts: Ints, codes: Narrow) -> int:
-    """Unpack words into ascending lists of states, one after the other; return the number of states.
+    """Unpack each word into an ascending list of states. O(64 n).
 
-    Output: counts int64[n], codes with space for all. O(64 n).
+    Return the total number of states.
+
+    Output:
+    - counts, int64[n]: the length of each list.
+    - codes: the lists, one after the other. The array must have space for all states.
 
     >>> counts, codes = np.zeros(2, np.int64), np.zeros(9, np.int32)
     >>> unpack_state_sets(np.array([5, 2], np.uint64), counts, codes), counts.tolist(), codes[:3].tolist()

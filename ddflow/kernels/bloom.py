@@ -1,12 +1,13 @@
-"""Use a Bloom filter over the identities of a batch to exclude keys that the batch certainly does not have.
+"""Exclude keys that a batch certainly does not have, by a Bloom filter over the identities of the batch.
 
-It is a split-block filter: an identity sets bits in one block of 256 bits, half a cache line, namely one bit in each of
-the eight 32-bit parts (Putze, Sanders and Singler; Impala and Parquet use the same parts). The position of the identity
-in the batch's range selects the block, so sorted keys read the filter from front to back. The low bits of the identity
-select the bits in the block. Identities are uniform, so they are not hashed again.
+The filter is a split-block Bloom filter (Putze, Sanders and Singler), as in Impala and Parquet. A block has 256 bits,
+half a cache line, in eight parts of 32 bits. An identity sets one bit in each part of one block. The position of the
+identity in the batch's range of identities selects the block, so sorted keys read the filter from front to back. The
+low bits of the identity select the bits in the block. Identities are uniform, so they are not hashed again.
 
-Guarantees: an added identity always passes. At 10 bits for each key, one in eighty other identities passes.
-Limits: in a filter of more than 2**24 blocks, more of the other identities pass. The size of a filter is fixed.
+Guarantees: an added identity always passes. At 10 bits for each key, an identity that was not added passes with a
+probability of 1/80.
+Limits: in a filter of more than 2**24 blocks, this probability is higher. The size of a filter is fixed.
 """
 
 import numpy as np
@@ -20,42 +21,48 @@ BITS = 10
 BLOCK = 4
 """Words in each block."""
 AHEAD = 16
-"""Number of keys between the current key and the one whose block is prefetched.
+"""Number of keys between the current key and the key whose block is prefetched.
 
-Sorted keys are too far apart for the hardware prefetcher.
+The blocks of sorted keys are too far apart for the hardware prefetcher.
 """
 
 
 def count_blocks(n: int) -> int:
-    """Count the blocks of `BLOCK` words for ``n`` identities at `BITS` bits each, at least one."""
+    """Return the number of blocks for ``n`` identities at `BITS` bits each, at least 1."""
     return max(1, -(-n * BITS // (64 * BLOCK)))
 
 
 @kernel
 def _build_mask(bits: np.uint64) -> np.uint64:
-    """Set one bit in each half of a word, chosen by the ten lowest bits."""
+    """Return a 64-bit word in which each half has one set bit.  The ten lowest bits of ``bits`` choose the two bits."""
     one, half = np.uint64(1), np.uint64(31)
     return (one << (bits & half)) | (one << (((bits >> np.uint64(5)) & half) | np.uint64(32)))
 
 
 @kernel
 def _mix_identity(high: np.uint64, low: np.uint64) -> np.uint64:
-    """Compute the word whose low 40 bits choose the bits in a block.
+    """Compute a word from an identity.
 
-    The second identity word may be only a flag (whether a key is null), so its bits are spread first. For one-word
-    identities it is 0 and stays 0.
+    The low 40 bits of this word choose the bits in a block. In some identities, the second word is only a flag that
+    marks null keys. Therefore a multiplication spreads the bits of the second word first. For one-word identities, the
+    second word is 0.
     """
     return high ^ (low * np.uint64(0x9E3779B97F4A7C15))
 
 
 @kernel
 def add_identities(high: Words, low: Words, base: np.uint64, shift: np.uint64, words: Words) -> None:
-    """Add identities to a filter.
+    """Add identities to a filter. O(n).
 
-    Input: high, low uint64[n] (low of size 0 for one-word identities), in any order, also repeated. Sorted identities
-    walk the filter front to back. base, shift: the range of the batch.
-    Output: words uint64[blocks * 4], zero at first. Bits are only added, so columns that cannot be passed whole
-    (mapped, read-only) are copied and passed piece by piece. O(n).
+    The identities of a batch can be added in several calls, because a call only sets bits.
+
+    Input:
+    - high, low, uint64[n]: the identities in any order, possibly repeated (low has size 0 for one-word identities). If
+      the identities are sorted, the kernel writes the filter from front to back.
+    - base, shift: the range of the batch.
+
+    Output:
+    - words, uint64[blocks * 4]: the filter, which is all 0 before the first call.
 
     >>> words = np.zeros(4, np.uint64)
     >>> add_identities(np.array([0], np.uint64), np.empty(0, np.uint64), np.uint64(0), np.uint64(0), words)
@@ -79,16 +86,17 @@ def add_identities(high: Words, low: Words, base: np.uint64, shift: np.uint64, w
 def find_possible_groups(
     high: Words, low: Words, starts: Narrow, wanted: Ints, base: np.uint64, shift: np.uint64, words: Words, out: Ints
 ) -> int:
-    """Write the wanted groups whose identities may be in the filter; return their number. O(m).
+    """Write the wanted groups whose identities are possibly in the filter, and return the number of these groups. O(m).
 
     Input:
-    - high, low: uint64[n], sorted (low of size 0 for one-word identities).
-    - starts: int32[g], the first row of each group.
-    - wanted: int64[m], ascending group numbers, none below the batch's range.
+    - high, low, uint64[n]: the sorted identities (low has size 0 for one-word identities).
+    - starts, int32[g]: the first row of each group.
+    - wanted, int64[m]: the ascending group numbers, none of them below the batch's range.
     - base, shift: the range of the batch.
-    - words: uint64[blocks * 4], the filter.
+    - words, uint64[blocks * 4]: the filter.
 
-    Output: out int64[m], in the order of ``wanted``; it may be ``wanted`` itself.
+    Output:
+    - out, int64[m]: the groups in the order of ``wanted``. ``out`` may be the same array as ``wanted``.
 
     >>> one, out = np.array([7], np.uint64), np.empty(1, np.int64)
     >>> find_possible_groups(one, np.empty(0, np.uint64), np.zeros(1, np.int32), np.array([0]), np.uint64(0),
@@ -118,7 +126,8 @@ def find_possible_groups(
         missing |= _build_mask(bits >> np.uint64(10)) & ~words[at + 1]
         missing |= _build_mask(bits >> np.uint64(20)) & ~words[at + 2]
         missing |= _build_mask(bits >> np.uint64(30)) & ~words[at + 3]
-        # Write every group, and count only the possible ones: the processor would mispredict a branch half the time.
+        # Write every group, but move the output position forward only after a possible group. The processor would
+        # mispredict half of the branches here.
         out[passed] = group
         passed += int(missing == np.uint64(0))
     return passed

@@ -1,14 +1,14 @@
-"""Compile kernels with numba on their first call, or interpret small first calls: the decorator `@kernel`.
+"""Define the decorator `@kernel`, which compiles kernels with numba or interprets their first small calls.
 
-If a kernel has no compiled form in the cache, it is interpreted while its arrays are small and the process has spent
-little time on interpreted kernels (`InterpreterBudget`). `list_entry_kernels` lists the kernels to compile ahead, for
-`ddflow.tools.warmup`.
+A kernel without a compiled form in the cache is interpreted if its arrays are small and the process has spent little
+time on interpreted kernels (`InterpreterBudget`). Numba compiles all other kernels. `list_entry_kernels` lists the
+kernels that `ddflow.tools.warmup` compiles in advance.
 
-Guarantees: importing compiles nothing. On a machine, a kernel is compiled once for each set of argument types.
-Interpreted and compiled calls give the same bits with numpy's arithmetic (division by zero gives infinity, overflow
-wraps). Compiled calls release the GIL. ``NUMBA_DISABLE_JIT=1`` runs everything as Python, and ``NUMBA_BOUNDSCHECK=1``
-checks indexes. Each setting has its own cache folder. Limits: a function outside this folder, or with a closure, is not
-cached, because the digest does not cover its code.
+Guarantees: an import of ddflow compiles nothing. A machine compiles a kernel once for each set of argument types.
+Interpreted and compiled calls return the same bits: as in numpy, division by zero gives infinity and overflow wraps.
+Compiled calls release the GIL. ``NUMBA_DISABLE_JIT=1`` runs all kernels as Python, and ``NUMBA_BOUNDSCHECK=1`` checks
+indexes. Each setting of these variables has its own cache folder. Limits: a function outside this folder or with a
+closure is not cached, because the digest of the cache does not cover its code.
 """
 
 from __future__ import annotations
@@ -40,20 +40,23 @@ from ddflow.kernels import cache
 from ddflow.kernels.cache import show_notice
 
 SMALL: Final = 1 << 15
-"""Maximum number of array elements of an interpreted call; the interpreter takes microseconds for each element."""
+"""Maximum number of array elements in an interpreted call. The interpreter takes microseconds for each element."""
 
 
 FIRST: Final = 16
-"""Maximum number of interpreted calls of a kernel; for more calls, the compiled form is faster overall."""
+"""Maximum number of interpreted calls of a kernel.
+
+After more calls than this, it is faster overall to compile the kernel.
+"""
 
 
 class InterpreterBudget:
-    """The time and the calls that this process may still spend on interpreted kernels.
+    """The CPU time and the number of calls that this process has left for interpreted kernels.
 
     Attributes
     ----------
     seconds : float
-        CPU seconds that are left; below 0, kernels are compiled at once.
+        The remaining CPU seconds.  If negative, kernels are compiled at their first call.
     """
 
     def __init__(self, seconds: float, calls: int = FIRST) -> None:
@@ -61,7 +64,10 @@ class InterpreterBudget:
         self._calls: Counter[str] = Counter()
 
     def allows(self, kernel: str, arguments: tuple[Any, ...]) -> bool:
-        """Return whether a call of a kernel may be interpreted, and count it if so. O(arguments)."""
+        """Return whether a kernel's call may be interpreted, and count the calls for which the answer is yes.
+
+        O(arguments).
+        """
         allowed = self.seconds > 0 and self._calls[kernel] < self.most and sum(map(_count_elements, arguments)) <= SMALL
         self._calls[kernel] += allowed
         return allowed
@@ -72,7 +78,9 @@ PATIENCE = InterpreterBudget(2.0)
 
 @functools.cache
 def interpret(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a Python function to call in place of a kernel. Its run time is subtracted from `PATIENCE`.
+    """Return a Python function to call instead of a kernel.
+
+    The run time of this function is subtracted from `PATIENCE`.
 
     >>> def add(a, b):
     ...     return a + b
@@ -103,12 +111,12 @@ def _copy_globals(module: str) -> dict[str, Any]:
 
 
 def _rebind_globals(function: Any, scope: dict[str, Any]) -> FunctionType:
-    """Copy a function and give it other globals."""
+    """Copy a function, with ``scope`` as its globals."""
     return FunctionType(function.__code__, scope, function.__name__, function.__defaults__, function.__closure__)
 
 
 def _to_python_scalars(result: Any) -> Any:
-    """Convert numpy scalars in a result to Python numbers, which compiled code returns."""
+    """Convert numpy scalars in a result to Python numbers, like the results of compiled code."""
     if isinstance(result, np.generic) and not isinstance(result, np.void):
         return result.item()
     if isinstance(result, tuple):
@@ -144,7 +152,9 @@ _registry: list[Any] = []
 
 
 def kernel(function: Callable[P, R]) -> Callable[P, R]:
-    """Compile ``function`` with numba on its first call and cache the result; the static type stays the same.
+    """Compile ``function`` with numba on its first call and cache the result.
+
+    The static type stays the same.
 
     >>> @kernel
     ... def double(n: int) -> int:
@@ -165,20 +175,27 @@ def kernel(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def list_kernels() -> list[Any]:
-    """List the kernels defined so far, in order: numba dispatchers, or ``InterpretedKernel`` if the compiler is off."""
+    """List the kernels in the order of definition.
+
+    The kernels are numba dispatchers, or `InterpretedKernel` objects if the compiler is off.
+    """
     return list(_registry)
 
 
 def cache_directory() -> Path | None:
-    """Return the directory of compiled kernels, made if possible; None if caching is off."""
+    """Return the directory of compiled kernels, and create it if needed.  Return None if caching is off."""
     return _find_current_folder().directory
 
 
 class Kernel(CPUDispatcher):  # type: ignore[misc]
-    """A kernel with the compiler on: compiled, loaded from the cache, or interpreted for the first small calls."""
+    """A kernel of a process in which the compiler is on.
+
+    A call runs a form that was compiled or loaded from the cache. The first small calls are interpreted and use no
+    compiled form.
+    """
 
     def _compile_for_args(self, *args: Any, **kws: Any) -> Callable[..., Any]:
-        """Return a function for a call whose types have no compiled form in this process."""
+        """Return the function to call if this process has no compiled form for the argument types."""
         if self.targetoptions["no_cpython_wrapper"]:
             return interpret(self.py_func)
         if isinstance(self._cache, KernelCache):
@@ -202,26 +219,29 @@ class Kernel(CPUDispatcher):  # type: ignore[misc]
         )
 
     def add_overload(self, cres: Any) -> None:
-        """Add a compiled form. If Python cannot call it, only other kernels use it."""
+        """Add a compiled form. Python cannot call some compiled forms, which only compiled kernels use."""
         if self.targetoptions["no_cpython_wrapper"]:
             self.overloads[tuple(cres.signature.args)] = cres
         else:
             super().add_overload(cres)
 
     def get_call_template(self, args: Any, kws: Any) -> Any:
-        """Return the form that other kernels call.  It accepts integers of any width, constants included."""
+        """Return the compiled form that other kernels call.
+
+        This compiled form accepts constants, and integers of any width.
+        """
         return super().get_call_template([_widen_type(each) for each in args], kws)
 
 
 def _widen_type(kind: Any) -> Any:
-    """Widen a type: drop its constant value, and make an integer 64 bits wide."""
+    """Widen a numba type: remove a constant value, and use 64 bits for an integer."""
     kind = getattr(kind, "literal_type", kind)
     return (types.int64 if kind.signed else types.uint64) if kind in types.integer_domain else kind
 
 
 @contextlib.contextmanager
 def _pause_garbage_collector() -> Iterator[None]:
-    """Pause the garbage collector, which otherwise takes a sixth of the compile time."""
+    """Pause the garbage collector, which would take a sixth of the compile time."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -233,8 +253,11 @@ def _pause_garbage_collector() -> Iterator[None]:
 
 @functools.cache
 def _announce_compilation() -> None:
-    """Announce, once in this process, that it compiles kernels."""
-    show_notice("ddflow compiles the kernels that it needs, once on this machine: about 15 seconds (`ddflow warmup`)")
+    """Announce, once in this process, that ddflow compiles kernels."""
+    show_notice(
+        "ddflow compiles the kernels that it needs, once on this machine; this takes about 15 seconds (`ddflow warmup` "
+        "compiles them in advance)"
+    )
 
 
 class InterpretedKernel(Generic[P, R]):
@@ -252,7 +275,7 @@ class InterpretedKernel(Generic[P, R]):
 
 @functools.cache
 def _choose_folder(*switches: str) -> cache.KernelFolder:
-    """Choose the cache folder for the imported code and these numba switches, once for each process."""
+    """Choose the cache folder for the imported code and the current numba settings, once for each process."""
     versions = (sys.version, sys.implementation.cache_tag, numba.__version__, llvmlite.__version__, np.__version__)
     facts = (*versions, config.CPU_NAME or llvmlite.binding.get_host_cpu_name(), *switches)
     name = cache.compute_digest([file for file, _, _ in _IMPORTED], facts)
@@ -260,7 +283,10 @@ def _choose_folder(*switches: str) -> cache.KernelFolder:
 
 
 def _find_current_folder() -> cache.KernelFolder:
-    """Return the folder of this process, or no folder if the sources are unknown or differ from the imported ones."""
+    """Return the cache folder of this process.
+
+    If the sources are unknown or have changed since the import, the folder's ``directory`` is None.
+    """
     with contextlib.suppress(OSError):  # a source was removed while we looked
         if _IMPORTED and cache.list_source_stamps(_PACKAGE) == _IMPORTED:
             return _choose_folder(*(f"{switch}={getattr(config, switch, None)}" for switch in _SWITCHES))
@@ -268,9 +294,9 @@ def _find_current_folder() -> cache.KernelFolder:
 
 
 class KernelCache(caching._Cache):  # type: ignore[misc]
-    """The compiled forms of one kernel, in numba's cache interface.
+    """The cached compiled forms of one kernel, with the interface of numba's cache.
 
-    Each form has its file, so processes share no index.
+    Each compiled form has a separate file, so processes share no index file.
     """
 
     def __init__(self, name: str) -> None:
@@ -278,12 +304,12 @@ class KernelCache(caching._Cache):  # type: ignore[misc]
 
     @property
     def cache_path(self) -> str | None:
-        """The directory, which numba shows in its statistics."""
+        """The cache directory, which numba shows in its statistics."""
         directory = cache_directory()
         return None if directory is None else str(directory)
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """Load the compiled form for the argument types ``sig``; return None to make numba compile it."""
+        """Load the compiled form for the argument types ``sig``. Return None if numba must compile it."""
         target_context.refresh()
         folder, key = _find_current_folder(), self._build_key(sig, target_context.codegen())
         payload = folder.read_kernel(self._build_file_name(key))
@@ -297,9 +323,9 @@ class KernelCache(caching._Cache):  # type: ignore[misc]
             return None
 
     def save_overload(self, sig: Any, data: Any) -> None:
-        """Save a compiled form; numba calls this after compiling one."""
+        """Save a compiled form. Numba calls this method after each compilation."""
         if data.lifted or data.library.has_dynamic_globals:
-            cache.LOG.warning("kernel %s cannot be cached: it holds an address or an object of this process", self.name)
+            cache.LOG.warning("cannot cache the kernel %s: it has an address or an object of this process", self.name)
             return
         folder, key = _find_current_folder(), self._build_key(sig, data.codegen)
         if folder.directory is not None:
@@ -310,7 +336,10 @@ class KernelCache(caching._Cache):  # type: ignore[misc]
         return _find_current_folder().has_kernel(self._build_file_name(self._build_key(sig, target_context.codegen())))
 
     def enable(self) -> None:
-        """Do nothing: the cache is on if there is a folder, and changed sources use another folder."""
+        """Ignore the call.
+
+        Do nothing, because the cache is on if a folder exists, and changed sources use a new folder.
+        """
 
     disable = flush = enable
 
@@ -322,7 +351,9 @@ class KernelCache(caching._Cache):  # type: ignore[misc]
 
 
 def list_entry_kernels() -> list[Any]:
-    """List the kernels that Python calls, in the order of their modules. Imports all modules and compiles nothing.
+    """List the kernels that Python calls, in the order of their modules.
+
+    The call imports all modules and compiles nothing.
 
     >>> "consolidate_diffs" in {kernel.py_func.__name__ for kernel in list_entry_kernels()}
     True
@@ -346,7 +377,10 @@ def argument_types(function: Callable[..., Any]) -> tuple[Any, ...]:
 
 
 def _build_sample_argument(hint: Any) -> Any:
-    """Return a value of an annotated type. An array has one dimension unless annotated otherwise; Any is int64."""
+    """Return a value of an annotated type.
+
+    An array has one dimension unless it is annotated otherwise. An argument annotated as Any is int64.
+    """
     hint, dimensions = get_args(hint) if get_origin(hint) is Annotated else (hint, 1)
     if hint is Any:
         return 0

@@ -1,11 +1,11 @@
-"""Write the updates that the events of a step cause, in the order of rows.
+"""Write the updates that the events of a step cause, in the order of the events' rows.
 
-`resolve_keys` works key by key and writes an outcome for each row (``resolve.OUTCOME``). These kernels then read the
-rows once, from front to back. Threads write separate spans of rows; `count_updates` computes in advance how many
+`resolve_keys` works key by key and writes an outcome for each row (``resolve.OUTCOME``). The kernels of this file read
+the rows once, from front to back. Threads write separate spans of rows; `count_updates` computes in advance how many
 updates each span has.
 
 Guarantees: updates are in the order of the rows that caused them, and each retraction precedes its assertion. Rows are
-sorted by time, so the updates are too, without another sort.
+sorted by time, so the updates are sorted by time without another sort.
 """
 
 import numpy as np
@@ -19,11 +19,17 @@ from ddflow.kernels.resolve import APPLIED, OUTCOME, ROW
 
 @kernel
 def mark_times_and_deletes(times: Ints, distinct: Ints, gone: Flags, out: Narrow) -> None:
-    """Compute the mark of each row: twice the rank of its time, plus 1 for a delete.
+    """Compute the mark of each row. O(n + m).
 
-    Input: times int64[n], ascending. distinct int64[m], ascending, with all of these times. gone uint8[n], or size 0
-    for no deletes.
-    Output: out int32[n]. O(n + m).
+    The mark is twice the rank of the row's time, plus 1 if the row is a delete.
+
+    Input:
+    - times, int64[n]: the ascending times of the rows.
+    - distinct, int64[m]: the distinct values of ``times``, ascending.
+    - gone, uint8[n]: 1 for each delete. ``gone`` has size 0 if there are no deletes.
+
+    Output:
+    - out, int32[n]: the mark of each row.
 
     >>> out = np.empty(3, np.int32)
     >>> mark_times_and_deletes(np.array([5, 7, 7]), np.array([5, 6, 7]), np.array([0, 1, 0], np.uint8), out)
@@ -41,13 +47,22 @@ def mark_times_and_deletes(times: Ints, distinct: Ints, gone: Flags, out: Narrow
 def emit_updates(
     outcome: Ints, mark: Narrow, first: np.int64, about: Ints, diffs: Ints, ranks: Narrow, counts: Ints
 ) -> int:
-    """Write the updates of a span of rows in their order, retractions before assertions.
+    """Write the updates of a span of rows in the order of the rows.
 
-    Input: outcome int64[n], mark int32[n], as in `Outcomes` and `SortedEvents`. first: the number of the span's first
-    row.
-    Output, by update: about int64, the event or the reference into state that the update is about; diffs int64, 1 or
-    -1; ranks int32, of its time. counts int64[8]: the events of each verdict are added.
-    Returns the number of updates. O(n).
+    A row's retraction comes before its assertion. O(n).
+
+    Input:
+    - outcome, int64[n]: the outcome of each row, as in `Outcomes`.
+    - mark, int32[n]: the mark of each row, as in `SortedEvents`.
+    - first: the number of the span's first row.
+
+    Output:
+    - about, int64: for each update, the number of an event or a reference to a row in the state.
+    - diffs, int64: the diff of each update, 1 or -1.
+    - ranks, int32: the rank of each update's time.
+    - counts, int64[8]: the kernel adds the number of events with each verdict.
+
+    Returns the number of updates.
 
     >>> out, counts = [np.empty(1, np.int64) for _ in range(2)], np.zeros(8, np.int64)
     >>> from ddflow.kernels.resolve import RETRACTS
@@ -87,16 +102,18 @@ def emit_values(
 ) -> None:
     """Write each update's value of a 64-bit column, in the order of `emit_updates`. O(n).
 
-    An assertion has the value of its event. A retraction has the value that is computed back from ``hashes``.
+    An assertion has the value of its event. The value of a retraction is computed from ``hashes``.
 
     Input:
-    - outcome: int64[n], and mark: int32[n], of a span of rows.
+    - outcome, int64[n]: the outcome of each row of a span.
+    - mark, int32[n]: the mark of each row of the span.
     - values: the address of the column at the span's first row.
-    - hashes: uint64[n] from `resolve_keys`, made by `mix_words`; size 0 if a retraction has its event's value, as in a
-      key column.
+    - hashes, uint64[n]: the hashes from `resolve_keys`, which `mix_words` made. ``hashes`` has size 0 if a retraction
+      has its event's value, as in a key column.
     - k0, k1: the secret.
 
-    Output: out uint64[updates].
+    Output:
+    - out, uint64[updates]: the value of each update.
 
     >>> out, column, none, zero = np.empty(2, np.uint64), np.array([7, 8]), np.empty(0, np.uint64), np.uint64(0)
     >>> from ddflow.kernels.resolve import NOOP, RETRACTS
@@ -120,9 +137,14 @@ def emit_values(
 
 @kernel
 def map_ranks_to_times(ranks: Narrow, times: Ints, out: Ints) -> None:
-    """Write the time of each rank.
+    """Write the time of each rank. O(n).
 
-    Input: ranks int32[n]. times int64[distinct]. Output: out int64[n]. O(n).
+    Input:
+    - ranks, int32[n]: the ranks to convert.
+    - times, int64: the time of each rank.
+
+    Output:
+    - out, int64[n]: the times of ``ranks``.
 
     >>> out = np.empty(2, np.int64)
     >>> map_ranks_to_times(np.array([1, 0], np.int32), np.array([5, 9]), out)

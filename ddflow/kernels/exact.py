@@ -1,13 +1,15 @@
 """Add up integers, decimals and doubles, or their squares, exactly and without rounding.
 
-A sum is a whole number of units: of 1, of the last digit of the decimal, or of 2**-1074 (2**-2148 for squares). It is
-stored as 32-bit digits in two's complement, from the lowest to the highest digit that is not implied; zero has no
-digits. NaN and infinities are counted separately. These counts may be negative, like multiplicities.
+A sum is a whole number of units: of 1, of the last digit of the decimal, or of 2**-1074 (2**-2148 for squares). The sum
+is stored as 32-bit digits in two's complement, from the lowest digit to the highest digit that is not implied. Zero has
+no digits. NaN and infinities are counted separately. The counts of NaN and infinities can be negative, like
+multiplicities.
 
     state: uint32 header: the place of the lowest digit, and a flag for each count (NEVER, UP, DOWN) | counts | digits
 
-Guarantees: a sum does not depend on the order of additions. If every added value is subtracted, the state is empty. If
-all values are within a factor of 2**120, a state has at most 40 bytes, plus 24 bytes if it has three counts.
+Guarantees: a sum does not depend on the order of additions. After every added value has been subtracted again, the
+state is empty. If no value is more than 2**120 times another value, a state has at most 40 bytes, plus 24 bytes if it
+has three counts.
 """
 
 from typing import NamedTuple
@@ -26,8 +28,8 @@ NEVER, UP, DOWN = 1 << 16, 1 << 17, 1 << 18
 DIGITS, WIDE, WORK = 148, 24, 176
 """Sizes of the scratch memory, in words.
 
-DIGITS: the digits of any sum (2 * 2098 bits for squares of doubles, plus 31 + 63 bits for their number). WIDE: the
-words of a product. WORK: all words, for digits, a product and three counts.
+DIGITS: the number of digits of any sum (2 * 2098 bits for squares of doubles, plus 31 + 63 bits for their number).
+WIDE: the number of words of a product. WORK: the total number of words, for the digits, a product and three counts.
 """
 MOST = 4 + 24 + 4 * DIGITS
 """Maximum size of a state, in bytes."""
@@ -35,7 +37,7 @@ LOW = np.uint64(0xFFFFFFFF)
 ZERO, ONE, HALF, ALL = np.uint64(0), np.uint64(1), np.uint64(32), np.uint64(63)
 FRACTION, EXPONENT = np.uint64((1 << 52) - 1), np.uint64(0x7FF)
 AHEAD = 24
-"""Number of rows between the current row and the one whose value is prefetched."""
+"""Number of rows between the current row and the row whose value is prefetched."""
 WORD, DIGIT, FIVE = np.uint64(8), np.uint64(4), np.uint64(5)
 
 
@@ -55,26 +57,26 @@ class SumAddresses(NamedTuple):
 
     rows: np.uint64
     last: int
-    """Number of rows minus one."""
+    """The number of the last row."""
     values: np.uint64
     present: np.uint64
     """0 if no value is null."""
     diffs: np.uint64
     digits: np.uint64
-    """int64[DIGITS]. Until `_carry_digits`, a digit may exceed 32 bits or be negative."""
+    """int64[DIGITS]. Until `_carry_digits`, a digit can exceed 32 bits or be negative."""
     wide: np.uint64
     counts: np.uint64
 
 
 @kernel
 def _add_to_word(at: np.uint64, number: np.uint64, sign: np.uint64) -> None:
-    """Add a number to a word in memory, or subtract it if ``sign`` is all ones."""
+    """Add a number to a word in memory, or subtract the number if all bits of ``sign`` are ones."""
     store_u64(at, load_u64(at) + (number ^ sign) - sign)
 
 
 @kernel
 def _multiply_digits(wide: np.uint64, word: np.uint64, upper: np.uint64, more: np.uint64, square: bool) -> int:
-    """Multiply a 128-bit magnitude, or its square, by a 64-bit magnitude; return the number of digits.
+    """Multiply a 128-bit magnitude, or its square, by a 64-bit magnitude. Return the number of digits of the product.
 
     wide: the address of WIDE words; the first half receives the digits.
     """
@@ -111,7 +113,7 @@ def _multiply_digits(wide: np.uint64, word: np.uint64, upper: np.uint64, more: n
 
 @kernel
 def _load_state(at: np.uint64, size: int, given: SumAddresses) -> tuple[int, int]:
-    """Load a state into the scratch memory; return the places of its lowest and highest digits."""
+    """Load a state into the scratch memory. Return the places of the state's lowest and highest digits."""
     for i in range(3):
         store_u64(given.counts + WORD * np.uint64(i), ZERO)
     if size == 0:
@@ -136,7 +138,7 @@ def _load_state(at: np.uint64, size: int, given: SumAddresses) -> tuple[int, int
 
 @kernel
 def _carry_digits(digits: np.uint64, low: int, top: int) -> tuple[int, int]:
-    """Carry until each digit has 32 bits; return the place after the highest digit, and the carry, 0 or -1."""
+    """Carry until each digit has 32 bits. Return the place after the highest digit, and the last carry (0 or -1)."""
     carry, place = np.int64(0), low
     while place <= top or (carry != 0 and carry != -1):
         at = digits + WORD * np.uint64(place)
@@ -149,15 +151,16 @@ def _carry_digits(digits: np.uint64, low: int, top: int) -> tuple[int, int]:
 
 @kernel
 def _store_state(at: np.uint64, given: SumAddresses, low: int, top: int) -> tuple[int, int]:
-    """Write a state; return its size in bytes and the place of its highest digit, above which no carry is left.
+    """Write a state.
 
-    After that, every digit has 32 bits except the highest, which has the sign.
+    Return the size of the state in bytes, and the place of its highest digit. No carry is left above this place. After
+    the carries, every digit has 32 bits, except the highest digit, which holds the sign of the sum.
     """
     digits, low = given.digits, min(low, top + 1)
     end, carry = _carry_digits(digits, low, top)
     top, implied = end - 1, LOW if carry != 0 else ZERO
     while top >= low and load_u64(digits + WORD * np.uint64(top)) == implied:
-        # The highest digit is not stored if it is implied, and the next addition must not read it.
+        # If the highest digit is implied, it is not stored, and the next addition must not read it.
         store_u64(digits + WORD * np.uint64(top), ZERO)
         top -= 1
     first = low
@@ -175,7 +178,7 @@ def _store_state(at: np.uint64, given: SumAddresses, low: int, top: int) -> tupl
         for i in range(first, top + 1):
             store_u32(to, load_u64(digits + WORD * np.uint64(i)))
             to += DIGIT
-        # The highest digit must have the sign of the sum; otherwise add a digit.
+        # Add a digit if the highest digit does not have the sign of the sum.
         if first > top or load_u64(digits + WORD * np.uint64(top)) >> np.uint64(31) != implied & ONE:
             store_u32(to, implied)
             to += DIGIT
@@ -221,7 +224,10 @@ def _add_integers(given: SumAddresses, begin: int, end: int) -> None:
 def _add_product(
     given: SumAddresses, number: np.uint64, upper: np.uint64, more: np.uint64, bit: np.uint64, sign: np.uint64
 ) -> int:
-    """Add the product of two magnitudes to the digits, from the given bit on; return the place of the highest digit."""
+    """Add the product of two magnitudes to the digits. Return the place of the highest digit.
+
+    The product's lowest bit is at the given bit.
+    """
     at, shift = given.digits + WORD * (bit >> FIVE), bit & np.uint64(31)
     if more == ONE and upper == ZERO and number >> np.uint64(53) == ZERO:
         over = (number >> ONE) >> (ALL - shift)
@@ -243,7 +249,7 @@ def _add_product(
 def _add_values(
     given: SumAddresses, begin: int, end: int, kind: int, square: bool, low: int, top: int
 ) -> tuple[int, int]:
-    """Add up the values of a cell, or their squares; return the places of the lowest and highest digits."""
+    """Add up the values of a cell, or their squares. Return the places of the lowest and highest digits of the sum."""
     for place in range(begin, end):
         row = load_u64(given.rows + WORD * np.uint64(place))
         ahead = WORD * load_u64(given.rows + WORD * np.uint64(min(place + AHEAD, given.last)))
@@ -302,15 +308,17 @@ def accumulate_sums(
 ) -> int:
     """Add values, or their squares, multiplied by their diffs, to the sum of each group. O(n + bytes).
 
-    Input:
-    - values: uint64[n] by row, [2 n] for DECIMAL, as in memory.
-    - present: uint8[n], 0 for null; size 0 if none is null. diffs: int64[n] by row, viewed as uint64.
-    - held: the address of the groups' old states, one after the other; held_ends: int64[g + 1].
-    - begin: the first group to do; ends[its first cell] is set.
+    - values, uint64[n]: the value of each row as in memory; [2 n] for DECIMAL.
+    - present, uint8[n]: 0 for each null. ``present`` has size 0 if no value is null.
+    - diffs, int64[n]: the diff of each row, viewed as uint64.
+    - held: the address of the groups' old states, which are stored one after the other.
+    - held_ends, int64[g + 1]: where each old state ends.
+    - begin: the first group to process; the caller has set the element of ``ends`` for the first cell of this group.
+    - work, uint64[WORK]: scratch memory, zeros before the call. The digits in ``work`` are zeros again after the call.
+    - ends, int64[c + 1]: where the state after each cell ends in ``out``.
+    - out: the states after each cell. The next group needs MOST free bytes for each of its cells.
 
-    Scratch: work uint64[WORK], zeros; its digits are zeros afterwards.
-    Output: out, the state after each cell; ends int64[c + 1]. ``out`` needs MOST free bytes for each cell of the next
-    group. If this space is missing, returns the group to resume with; after all groups, returns g.
+    Returns g if all groups are processed. If the free space is too small, returns the group to continue with.
 
     >>> ints = lambda *v: np.array(v, np.int64)
     >>> ends, out, work = ints(0, 0), np.empty(MOST, np.uint8), np.zeros(WORK, np.uint64)

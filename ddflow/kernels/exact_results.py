@@ -1,8 +1,8 @@
-"""Convert exact sums to 128-bit integers, or divide them and round the quotients once.
+"""Convert exact sums to 128-bit integers, or divide exact sums and round each quotient once.
 
-A quotient is the double nearest to the exact value, with ties to even. Beyond the largest double it is infinite. A
-quotient is computed from the four highest digits of a sum, divided by less than 2**32. This gives at least 65 bits. Of
-the lower digits, it therefore matters only whether all of them are zero.
+A quotient is the double nearest to the exact value, with ties to even. A quotient beyond the largest double becomes
+infinity. A quotient is computed from the four highest digits of a sum, divided by less than 2**32, so it has at least
+65 bits. Therefore the only fact that matters about the lower digits is whether all of them are zero.
 
 >>> import numpy as np
 >>> state = np.array([0, 1], np.uint32).view(np.uint8)
@@ -23,7 +23,7 @@ LEAST, INFINITE = -1074, np.uint64(0x7FF << 52)
 
 @kernel
 def _count_bits(word: np.uint64) -> int:
-    """Count the bits of a word without its leading zeros."""
+    """Count the bits of a word, not counting leading zeros."""
     found = 0
     for step in (32, 16, 8, 4, 2, 1):
         if word >> np.uint64(step) != ZERO:
@@ -63,13 +63,15 @@ def _round_to_double(high: np.uint64, low: np.uint64, more: bool, unit: int) -> 
 
 @kernel
 def write_quotients(ends: Ints, states: np.uint64, counts: Ints, unit: int, out: Floats) -> int:
-    """Divide sums by counts.
+    """Divide sums by counts. O(bytes).
 
-    Input: ends int64[m + 1]. states: the address of states of `kernels.exact`, one after the other, with unit 2**unit.
-    counts int64[m]; a count of 0 gives 0.
-    Output: out float64[m].
-    Returns the last place whose count has a magnitude of 2**32 or more, or -1. The result is 0 at each such place;
-    there may be several. O(bytes).
+    - ends, int64[m + 1]: where each state ends.
+    - states: the address of states of `kernels.exact`, which are stored one after the other and have the unit 2**unit.
+    - counts, int64[m]: the count of each sum. If a count is 0, the quotient is 0.
+    - out, float64[m]: the kernel writes the quotients to this array.
+
+    Returns the last place whose count has a magnitude of 2**32 or more, or -1 if there is no such place. For every
+    count of at least this magnitude, the kernel writes 0 as the quotient.
 
     >>> ends, out = np.zeros(2, np.int64), np.ones(1)
     >>> write_quotients(ends, np.uint64(0), np.ones(1, np.int64), 0, out), out[0]
@@ -101,7 +103,7 @@ def write_quotients(ends: Ints, states: np.uint64, counts: Ints, unit: int, out:
         if by >> HALF != ZERO:
             wide = i
             continue
-        # Go from the highest digit to the lowest. If the sum is negative, negate it digit by digit.
+        # Read the digits from the highest to the lowest. If the sum is negative, negate it digit by digit.
         place = end - np.uint64(4)
         below = load_u32(place) >> np.uint64(31) != ZERO
         negative ^= below
@@ -131,10 +133,14 @@ def write_quotients(ends: Ints, states: np.uint64, counts: Ints, unit: int, out:
 
 @kernel
 def write_integers(ends: Ints, states: np.uint64, out: Words2d, fits: Flags) -> None:
-    """Convert sums to 128-bit integers in two's complement.
+    """Convert sums to 128-bit integers in two's complement. O(bytes).
 
-    Input: ends, states as in `write_quotients`.
-    Output: out uint64[m, 2], the low word and the high one. fits uint8[m], 0 for a sum of more than 128 bits. O(bytes).
+    Input:
+    - ends, states: the same as for `write_quotients`.
+
+    Output:
+    - out, uint64[m, 2]: the low word and the high word of each integer.
+    - fits, uint8[m]: 0 for each sum of more than 128 bits.
 
     >>> out = np.empty((1, 2), np.uint64)
     >>> write_integers(np.zeros(2, np.int64), np.uint64(0), out, np.empty(1, np.uint8)), out.tolist()

@@ -1,8 +1,8 @@
 """Fold the events of each key onto its stored cell: choose a cell, add numbers, or collect a list.
 
-The walk (``walk``) selects the events to fold and their order. Folds keep that order, so sums of floats have the same
-bits however events are divided into steps. Each addition is checked: a sum outside the bounds of its column is an
-error, even if later ones would undo it. A list never takes quadratic time. Kernels do not read payload.
+The walk (``walk``) selects the events to fold and their order. Folds keep the order of events, so sums of floats have
+the same bits however events are divided into steps. Each addition is checked: a sum outside its column's bounds is an
+error, even if later additions would undo it. Collecting a list never takes quadratic time. Kernels do not read payload.
 
 >>> import numpy as np
 >>> few, ints, flags = (lambda *v, t=t: np.array(v, t) for t in (np.int32, np.int64, np.uint8))
@@ -22,18 +22,18 @@ from ddflow.kernels.compile import kernel
 from ddflow.kernels.pointer import prefetch
 
 SKIP, TAKE, CLEAR, BLANK = 0, 1, 2, 3
-"""The effects of an event on a cell: none; fold it; reset the cell, as in a new row; or set it to null.
+"""The effects of an event on a cell: do nothing, fold the event, reset the cell as in a new row, or set it to null.
 
-BLANK differs from CLEAR only for `FIRST`: after BLANK, null is the first value and stays.
+BLANK differs from CLEAR only for `FIRST`: after BLANK, the first value is null, and the cell stays null.
 """
 LAST, FIRST, GREATEST, LEAST = 0, 1, 2, 3
 AHEAD = 16
-"""Number of places between the current place and the one whose words are prefetched.
+"""Number of places between the current place and the place whose words are prefetched.
 
-Rows are in arrival order, so a cache miss would cost more than the rest of the loop.
+Rows are in arrival order, so without prefetches, cache misses would cost more than the rest of the loop.
 """
 NOTHING = -1
-"""The value in place of a reference if there is no cell."""
+"""A value in place of a reference, which means that there is no cell."""
 
 
 class EventsByKey(NamedTuple):
@@ -62,13 +62,17 @@ def choose_cells(
     """Find the cell that each key has after each of its times. O(p + m).
 
     Input:
-    - walked: see its fields. action: uint8[p], by place.
-    - counts: uint8[n], by row, whether the row's cell takes part; size 0 if all do.
-    - references: int64[g], the held cell or NOTHING. had: uint8[g], whether it exists (not read for LAST).
+    - walked: the events, see the fields of `EventsByKey`.
+    - action, uint8[p]: the effect of the event at each place.
+    - counts, uint8[n]: 0 for each row whose cell takes no part. ``counts`` has size 0 if all cells take part.
+    - references, int64[g]: the reference to the stored cell of each key, or NOTHING.
+    - had, uint8[g]: 1 for each key whose stored cell exists. The kernel does not read this array for LAST.
     - rule: LAST, FIRST, GREATEST or LEAST.
-    - words: int64[n], the order of cells by row, and held: int64[g], of held cells; size 0 for LAST and FIRST.
+    - words, int64[n]: the order of each row's cell. ``words`` has size 0 for LAST and FIRST.
+    - held, int64[g]: the order of each stored cell. ``held`` has size 0 for LAST and FIRST.
 
-    Output: out int64[m], a row, the held reference or NOTHING.
+    Output:
+    - out, int64[m]: a row, the reference of the stored cell, or NOTHING.
 
     >>> few, ints, flags = (lambda *v, t=t: np.array(v, t) for t in (np.int32, np.int64, np.uint8))
     >>> out, none = ints(0, 0), ints()
@@ -120,13 +124,20 @@ def add_int64(
     out: Ints,
     there: Flags,
 ) -> tuple[int, int, int]:
-    """Add up 64-bit integers that must stay in [low, high].
+    """Add up 64-bit integers that must stay in [low, high]. O(p + m).
 
-    Input: walked, action, counts as for `choose_cells`. values int64[n], by row. had uint8[g] and held int64[g], the
-    old sums.
-    Output, by key and time: out int64[m]; there uint8[m], 0 for no sum.
-    Returns the group, the row and the sum before the first addition whose result is outside the bounds, or -1, 0, 0.
-    O(p + m).
+    Input:
+    - walked, action, counts: the same as for `choose_cells`.
+    - values, int64[n]: the value of each row.
+    - had, uint8[g]: 1 for each key that has an old sum.
+    - held, int64[g]: the old sum of each key.
+
+    Output:
+    - out, int64[m]: the sum of each key after each of its times.
+    - there, uint8[m]: 0 for each element of ``out`` that is not a sum.
+
+    Returns the group, the row and the sum before the first addition whose result is outside the bounds. If all results
+    are within the bounds, returns -1, 0, 0.
 
     >>> few, ints, flags = (lambda *v, t=t: np.array(v, t) for t in (np.int32, np.int64, np.uint8))
     >>> walked, there = EventsByKey(few(0), few(0, 1), few(0, 1)), flags(9)
@@ -181,11 +192,16 @@ def add_int128(
     out: Words2d,
     there: Flags,
 ) -> tuple[int, int]:
-    """Add up 128-bit integers in two's complement: unsigned 64-bit integers, and decimals of more than 18 digits.
+    """Add up unsigned 64-bit integers, or decimals of more than 18 digits, as 128-bit integers in two's complement.
 
-    Differs from `add_int64` in values uint64[n, 2], held uint64[g, 2], out uint64[m, 2]: the low word, then the high
-    one. least, most uint64[2]: the bounds. Returns the group and the row of the first addition whose result is outside
-    the bounds, or -1, 0. In that case row 0 of ``out`` has the sum before it. O(p + m).
+    O(p + m). The arguments are those of `add_int64`, except for these arrays of low words and high words:
+    - values, uint64[n, 2]: the value of each row.
+    - held, uint64[g, 2]: the old sum of each key.
+    - least, most, uint64[2]: the bounds.
+    - out, uint64[m, 2]: the sum of each key after each of its times.
+
+    Returns the group and the row of the first addition whose result is outside the bounds, or -1, 0. If the result of
+    an addition is outside the bounds, row 0 of ``out`` has the sum before this addition.
 
     >>> few, flags = (lambda *v, t=t: np.array(v, t) for t in (np.int32, np.uint8))
     >>> words = lambda *v: np.array(v, np.uint64).reshape(-1, 2)
@@ -241,10 +257,13 @@ def add_floats(
     out: Floats,
     there: Flags,
 ) -> None:
-    """Add up floats. They may be infinite, and have no bounds.
+    """Add up floats. Sums of floats have no bounds, and can be infinite. O(p + m).
 
-    Differs from `add_int64` in values float64[n], held float64[g], out float64[m]. short: round to 32 bits after each
-    addition, which equals addition in 32 bits. O(p + m).
+    The arguments are those of `add_int64`, except for:
+    - values, float64[n]: the value of each row.
+    - held, float64[g]: the old sum of each key.
+    - out, float64[m]: the sum of each key after each of its times.
+    - short: whether to round to 32 bits after each addition, which gives the same result as an addition in 32 bits.
 
     >>> few, flags = (lambda *v, t=t: np.array(v, t) for t in (np.int32, np.uint8))
     >>> one, out, walked = np.ones(1), np.zeros(1), EventsByKey(few(0), few(0, 1), few(0, 1))
@@ -272,7 +291,7 @@ def add_floats(
 
 
 FEW = 24
-"""Number of elements of a stretch above which a hash table is used to find equal elements."""
+"""A hash table is used to find equal elements in a stretch with more elements than this."""
 
 
 @kernel
@@ -287,14 +306,18 @@ def collect_list_elements(
     begins: Ints,
     stops: Ints,
 ) -> tuple[int, int]:
-    """List the cells that make up each list; return the number of parts and of stretches. O(p + m).
+    """List the cells that make up each list. Return the number of parts and the number of stretches. O(p + m).
 
-    Input: walked, action, counts as for `choose_cells`. rows: the number of events. had uint8[g], whether a key holds a
-    list.
+    Input:
+    - walked, action, counts: the same as for `choose_cells`.
+    - rows: the number of events.
+    - had, uint8[g]: 1 for each key that has a stored list.
+
     Output:
-    - parts: int64[p + g], a row, or ``rows`` + group for the held list.
-    - stretches: int64[p + g + 1], where each stretch of parts begins.
-    - begins, stops: int64[m], by key and time, the list's range of parts; empty for no list.
+    - parts, int64[p + g]: a row, or ``rows`` + group for the stored list of a group.
+    - stretches, int64[p + g + 1]: where each stretch of parts begins.
+    - begins, stops, int64[m]: the range of the parts of each key's list after each time. If there is no list, the range
+      is empty.
 
     >>> few, ints, flags = (lambda *v, t=t: np.array(v, t) for t in (np.int32, np.int64, np.uint8))
     >>> walked = EventsByKey(few(0), few(0, 1), few(0, 1))
@@ -339,10 +362,14 @@ def collect_list_elements(
 
 @kernel
 def expand_ranges(first: Ints, ends: Ints, out: Ints) -> None:
-    """Write the numbers of several ranges, one range after the other.
+    """Write the numbers of several ranges, one range after the other. O(r + out).
 
-    Input: first int64[r], where each range begins. ends int64[r + 1], from 0 on, where each ends in out.
-    Output: out int64[ends[r]]. O(r + out).
+    Input:
+    - first, int64[r]: the first number of each range.
+    - ends, int64[r + 1]: 0, and then where the numbers of each range end in ``out``.
+
+    Output:
+    - out, int64[ends[r]]: the numbers of all ranges.
 
     >>> out = np.empty(3, np.int64)
     >>> expand_ranges(np.array([7, 4]), np.array([0, 2, 3]), out), out.tolist()
@@ -357,10 +384,17 @@ def expand_ranges(first: Ints, ends: Ints, out: Ints) -> None:
 
 @kernel
 def mark_distinct_elements(hashes: Words, elements: Ints, ends: Ints, kept: Flags) -> None:
-    """In each stretch, mark the first of several equal elements.
+    """In each stretch, mark the first element of each set of equal elements.
 
-    Input: hashes uint64, by element. elements int64[e]. ends int64[s + 1], where each stretch begins in them.
-    Output: kept uint8[e]. O(e) expected; scratch of the longest stretch.
+    The run time is O(e) expected. The kernel takes scratch memory for the longest stretch.
+
+    Input:
+    - hashes, uint64: the hash of each element.
+    - elements, int64[e]: the elements of all stretches.
+    - ends, int64[s + 1]: where each stretch begins in ``elements``.
+
+    Output:
+    - kept, uint8[e]: 1 for each marked element.
 
     >>> kept = np.empty(4, np.uint8)
     >>> mark_distinct_elements(np.array([5, 6], np.uint64), np.array([0, 1, 0, 0]), np.array([0, 3, 4]),

@@ -1,8 +1,9 @@
 """Gather column values by reference from any number of batches, in one call.
 
-A reference is an int64: batch number from bit ``SLOT`` on, row in the bits of ``ROWS``, flags above. Kernels get the
-addresses of the batches' buffers. Output row i is the value at ``references[i]``. Types must have a fixed width, or
-offset and byte buffers; ``columns/rows`` uses Arrow for others. The caller checks the bounds.
+A reference is an int64 with three parts: the row in the bits of ``ROWS``, the batch number from bit ``SLOT`` on, and
+flags in the highest bits. Kernels get the addresses of the batches' buffers. Output row i is the value at
+``references[i]``. The kernels handle types with values of a fixed width, and types with offsets and bytes. For all
+other types, ``columns/rows`` uses Arrow. The caller checks bounds.
 
 >>> import numpy as np
 >>> a, b = np.array([10, 11]), np.array([20])
@@ -30,18 +31,22 @@ from ddflow.kernels.pointer import (
 )
 
 SLOT = 40
-"""Lowest bit of the batch number in a reference; the lower bits are the row."""
+"""Lowest bit of the batch number in a reference. The bits below it are the row."""
 ROWS = (1 << SLOT) - 1
 SLOTS = (1 << 20) - 1
 
 
 @kernel
 def _gather_words(references: Ints, bases: Words, width: np.int64, out: np.uint64) -> None:
-    """Copy values of a fixed width.
+    """Copy values of a fixed width. O(n).
 
-    Input: references int64[n]. bases uint64[batches], the address of each batch's first value. width: bytes per value,
-    a power of two up to 8 or a multiple of 8.
-    Output: out, the address of n * width bytes. O(n).
+    Input:
+    - references, int64[n]: the rows to copy.
+    - bases, uint64[batches]: the address of each batch's first value.
+    - width: the number of bytes per value, a power of two up to 8 or a multiple of 8.
+
+    Output:
+    - out: the address of n * width bytes.
     """
     if width == 8:
         for i in range(references.size):
@@ -71,11 +76,15 @@ def _gather_words(references: Ints, bases: Words, width: np.int64, out: np.uint6
 
 @kernel
 def gather_bits(references: Ints, bases: Words, firsts: Ints, out: Flags) -> int:
-    """Copy bits (booleans or validity), and return the number of zeros.
+    """Copy bits (booleans or validity), and return the number of bits that are 0. O(n).
 
-    Input: references int64[n]. bases uint64[batches], the address of each bitmap, 0 for all ones. firsts
-    int64[batches], the bit number of row 0.
-    Output: out uint8[(n + 7) // 8], spare bits 0. O(n).
+    Input:
+    - references, int64[n]: the rows to copy.
+    - bases, uint64[batches]: the address of each bitmap, 0 for a bitmap of ones.
+    - firsts, int64[batches]: the bit number of row 0 in each bitmap.
+
+    Output:
+    - out, uint8[(n + 7) // 8]: the copied bits, followed by zeros.
 
     >>> source, out = np.array([0b0110], np.uint8), np.empty(1, np.uint8)
     >>> gather_bits(np.array([1, 0, 2]), np.array([source.ctypes.data], np.uint64), np.zeros(1, np.int64), out), out[0]
@@ -100,11 +109,15 @@ def gather_bits(references: Ints, bases: Words, firsts: Ints, out: Flags) -> int
 
 @kernel
 def gather_offsets(references: Ints, bases: Words, wide: np.int64, ends: Ints) -> int:
-    """Write where each byte string ends in the output, from the offset buffers; return the total size.
+    """Write where each byte string ends in the output, from the offset buffers. Return the total size. O(n).
 
-    Input: references int64[n]. bases uint64[batches], the address of row 0's offset. wide: 8 for 64-bit offsets, else
-    4.
-    Output: ends int64[n + 1]. O(n).
+    Input:
+    - references, int64[n]: the rows to copy.
+    - bases, uint64[batches]: the address of row 0's offset in each batch.
+    - wide: 8 for 64-bit offsets, 4 for 32-bit offsets.
+
+    Output:
+    - ends, int64[n + 1]: where each byte string ends.
 
     >>> offsets, ends = np.array([0, 2, 5], np.int32), np.empty(2, np.int64)
     >>> gather_offsets(np.array([1]), np.array([offsets.ctypes.data], np.uint64), np.int64(4), ends)
@@ -127,11 +140,15 @@ def gather_offsets(references: Ints, bases: Words, wide: np.int64, ends: Ints) -
 
 @kernel
 def _gather_bytes(references: Ints, bases: Words, data: Words, wide: np.int64, ends: np.uint64, out: np.uint64) -> None:
-    """Copy the byte strings whose ends `gather_offsets` wrote.
+    """Copy the byte strings whose ends `gather_offsets` wrote. O(n + bytes).
 
-    Input: references, bases, wide as for `gather_offsets`. data uint64[batches], the address of each batch's bytes.
-    ends: the address of int64[n + 1].
-    Output: out, the address of ends[n] bytes. O(n + bytes).
+    Input:
+    - references, bases, wide: the same as for `gather_offsets`.
+    - data, uint64[batches]: the address of each batch's bytes.
+    - ends: the address of int64[n + 1], where each byte string ends.
+
+    Output:
+    - out: the address of ends[n] bytes.
     """
     for i in range(references.size):
         r = references[i]
@@ -157,11 +174,11 @@ def _gather_bytes(references: Ints, bases: Words, data: Words, wide: np.int64, e
 def gather_columns(references: Ints, addresses: Words3d, plan: Words2d, begin: int) -> None:
     """Copy the values of several columns. O(n) for each column.
 
-    - references: int64[n], the slice from ``begin`` on of all references.
-    - addresses: uint64[columns, 5, batches]. [c, 1] holds the address of each batch's first value or offset, [c, 2] the
-      address of its bytes.
-    - plan: uint64[m, 4]: the column, bytes per value or offset, the output address for all references, and the address
-      of the ends from `gather_offsets`, 0 for fixed widths.
+    - references, int64[n]: the slice from ``begin`` on of all references.
+    - addresses, uint64[columns, 5, batches]: [c, 1] holds the address of each batch's first value or offset, and [c, 2]
+      the address of its bytes.
+    - plan, uint64[m, 4]: the column, the number of bytes per value or offset, the output address for all references,
+      and the address of the ends from `gather_offsets` (0 for fixed widths).
 
     >>> source, out = np.array([7, 8, 9]), np.empty(2, np.int64)
     >>> addresses, plan = np.zeros((1, 5, 1), np.uint64), np.array([[0, 8, out.ctypes.data, 0]], np.uint64)

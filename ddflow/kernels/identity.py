@@ -1,10 +1,10 @@
 """Compute identities: one or two uniform words for each row, by a bijective mix or by SipHash-1-3 keyed with a secret.
 
 A row of one word is mixed bijectively, so different values have different identities. Other rows are absorbed word by
-word into a SipHash state of four words (Aumasson and Bernstein, "SipHash", 2012; 128-bit output, 1 and 3 rounds): 1e10
-rows collide with odds of about 1e-19. The encoding is prefix-free: the length of a text precedes its bytes, and no
-value is encoded like a null. Without the secret, users cannot craft values with equal identities or equal leading bits;
-buckets, slots and partitions rely on uniform leading bits. Kernels read values by address.
+word into a SipHash state of four words (Aumasson and Bernstein, "SipHash", 2012). The probability that 1e10 rows have a
+collision is about 1e-19. The encoding is prefix-free: the length of a text precedes its bytes, and no value is encoded
+like a null. Users who do not know the secret cannot craft values with equal identities or leading bits. Buckets, slots
+and partitions rely on uniform bits.
 
 >>> import numpy as np
 >>> words, out = np.arange(3, dtype=np.uint64), np.empty(3, np.uint64)
@@ -22,9 +22,11 @@ from ddflow.kernels.pointer import load_u8, load_u64
 
 @kernel
 def mix_words(words: Words, k0: np.uint64, k1: np.uint64, out: Words) -> None:
-    """Write a keyed bijection of every word to ``out`` (splitmix64's finalizer around two secret words).
+    """Write a keyed bijection of every word to ``out`` (splitmix64's finalizer around two secret words). O(n).
 
-    Input: words uint64[n]. k0, k1: the secret. Output: out uint64[n], may be the same array. O(n).
+    - words, uint64[n]: the input words.
+    - k0, k1: the secret.
+    - out, uint64[n]: the output, which may be the same array as ``words``.
 
     >>> out = np.empty(1, np.uint64)
     >>> mix_words(np.zeros(1, np.uint64), np.uint64(0), np.uint64(0), out)
@@ -41,7 +43,7 @@ def mix_words(words: Words, k0: np.uint64, k1: np.uint64, out: Words) -> None:
 
 @kernel
 def _unmix_word(word: np.uint64, k0: np.uint64, k1: np.uint64) -> np.uint64:
-    """Undo `mix_words`: apply its steps in reverse, with the inverses of its factors."""
+    """Undo `mix_words`. The steps are those of `mix_words` in reverse order, with the inverse of each factor."""
     z = word ^ (word >> np.uint64(31)) ^ (word >> np.uint64(62))
     z *= np.uint64(0x319642B2D24D8EC3)
     z ^= (z >> np.uint64(27)) ^ (z >> np.uint64(54))
@@ -51,9 +53,12 @@ def _unmix_word(word: np.uint64, k0: np.uint64, k1: np.uint64) -> np.uint64:
 
 @kernel
 def unmix_words(words: Words, keep: Flags, k0: np.uint64, k1: np.uint64, out: Words) -> None:
-    """Compute the words back that `mix_words` mixed; write 0 for rows that ``keep`` does not mark.
+    """Compute the words from which `mix_words` made ``words``. Write 0 for rows that ``keep`` does not mark. O(n).
 
-    Input: words uint64[n]. keep uint8[n], or size 0 for all. k0, k1: the secret. Output: out uint64[n]. O(n).
+    - words, uint64[n]: the output of `mix_words`.
+    - keep, uint8[n]: the marks. If ``keep`` has size 0, every row counts as marked.
+    - k0, k1: the secret.
+    - out, uint64[n]: the result.
 
     >>> out = np.array([7, 8], np.uint64)
     >>> mix_words(out, np.uint64(1), np.uint64(2), out)
@@ -71,9 +76,9 @@ def unmix_words(words: Words, keep: Flags, k0: np.uint64, k1: np.uint64, out: Wo
 
 @kernel
 def canonicalize_floats(words: Words) -> None:
-    """Canonicalize the bits of float64 values in place: one NaN, and 0.0 for -0.0.
+    """Canonicalize the bits of float64 values in place: every NaN gets the same bits, and -0.0 becomes 0.0. O(n).
 
-    words uint64[n], the bits. O(n).
+    - words, uint64[n]: the bits.
 
     >>> bits = np.array([-0.0, np.nan]).view(np.uint64)
     >>> canonicalize_floats(bits)
@@ -90,9 +95,11 @@ def canonicalize_floats(words: Words) -> None:
 
 @kernel
 def make_floats_sortable(words: Words) -> None:
-    """Convert canonical float64 bits, in place, to words whose int64 order is the order of the values, NaN largest.
+    """Convert canonical float64 bits, in place, to words whose order as int64 is the order of the values. O(n).
 
-    words uint64[n]. O(n).
+    NaN is the largest value.
+
+    - words, uint64[n]: the bits, which the kernel replaces by the sortable words.
 
     >>> bits = np.array([-1.5, 0.0, 2.0, np.nan]).view(np.uint64)
     >>> make_floats_sortable(bits)
@@ -106,9 +113,10 @@ def make_floats_sortable(words: Words) -> None:
 
 @kernel
 def unpack_bits(address: np.uint64, first: np.int64, out: Flags) -> None:
-    """Unpack ``out.size`` bits, from bit number ``first`` after ``address`` on, to bytes of 0 and 1.
+    """Unpack ``out.size`` bits, from bit number ``first`` after ``address`` on, to bytes of 0 and 1. O(n).
 
-    Input: address of a bitmap, least significant bit first. Output: out uint8[n]. O(n).
+    - address: the address of a bitmap, in which the least significant bit of a byte is the first bit.
+    - out, uint8[n]: the unpacked bits.
 
     >>> bits, out = np.array([0b1010], np.uint8), np.empty(3, np.uint8)
     >>> unpack_bits(np.uint64(bits.ctypes.data), np.int64(1), out)
@@ -145,9 +153,10 @@ def _sip_round(
 
 @kernel
 def start_hashes(k0: np.uint64, k1: np.uint64, state: Words2d) -> None:
-    """Initialize the SipHash state of every row from the secret, for 128-bit output.
+    """Initialize the SipHash state of every row from the secret, for 128-bit output. O(n).
 
-    Input: k0, k1: the secret. Output: state uint64[n, 4]. O(n).
+    - k0, k1: the secret.
+    - state, uint64[n, 4]: the states, which the kernel writes.
 
     >>> state = np.empty((1, 4), np.uint64)
     >>> start_hashes(np.uint64(1), np.uint64(2), state)
@@ -161,9 +170,11 @@ def start_hashes(k0: np.uint64, k1: np.uint64, state: Words2d) -> None:
 
 @kernel
 def absorb_words(state: Words2d, words: Words, valid: Flags) -> None:
-    """Absorb one word for each row, or the fixed pattern of null for a null row.
+    """Absorb one word for each row. For a null row, absorb the fixed pattern of null. O(n).
 
-    state uint64[n, 4], updated. words uint64[n]. valid uint8[n], or size 0 if no row is null. O(n).
+    - state, uint64[n, 4]: the state of each row, which the kernel updates.
+    - words, uint64[n]: the word of each row.
+    - valid, uint8[n]: 0 for each null row. ``valid`` has size 0 if no row is null.
 
     >>> state = np.zeros((1, 4), np.uint64)
     >>> absorb_words(state, np.ones(1, np.uint64), np.empty(0, np.uint8))
@@ -181,10 +192,14 @@ def absorb_words(state: Words2d, words: Words, valid: Flags) -> None:
 
 @kernel
 def absorb_bytes(state: Words2d, ends: Words, data: np.uint64, valid: Flags) -> None:
-    """Absorb one byte string for each row, its length first, or the fixed pattern of null for a null row.
+    """Absorb the length and the bytes of one byte string for each row, or the fixed pattern of null for a null row.
 
-    state uint64[n, 4], updated. ends uint64[n + 1], offsets into the bytes at ``data``. valid uint8[n], or size 0 if no
-    row is null. O(n + bytes).
+    O(n + bytes).
+
+    - state, uint64[n, 4]: the state of each row, which the kernel updates.
+    - ends, uint64[n + 1]: the offsets of the byte strings after ``data``.
+    - data: the address of the bytes.
+    - valid, uint8[n]: 0 for each null row. ``valid`` has size 0 if no row is null.
 
     >>> state, data = np.zeros((1, 4), np.uint64), np.frombuffer(b"abc", np.uint8)
     >>> absorb_bytes(state, np.array([0, 3], np.uint64), np.uint64(data.ctypes.data), np.empty(0, np.uint8))
@@ -213,10 +228,14 @@ def absorb_bytes(state: Words2d, ends: Words, data: np.uint64, valid: Flags) -> 
 
 @kernel
 def absorb_lists(state: Words2d, ends: Words, words: Words, valid: Flags) -> None:
-    """Absorb one list of words for each row, its length first, or the fixed pattern of null for a null row.
+    """Absorb the length and the words of one list for each row, or the fixed pattern of null for a null row.
 
-    state uint64[n, 4], updated. ends uint64[n + 1], offsets into ``words``, the hashes of children. valid uint8[n], or
-    size 0 if no row is null. O(n + children).
+    O(n + children).
+
+    - state, uint64[n, 4]: the state of each row, which the kernel updates.
+    - ends, uint64[n + 1]: the offsets of the lists in ``words``.
+    - words, uint64: the hashes of the children.
+    - valid, uint8[n]: 0 for each null row. ``valid`` has size 0 if no row is null.
 
     >>> state = np.zeros((1, 4), np.uint64)
     >>> absorb_lists(state, np.array([0, 2], np.uint64), np.arange(2, dtype=np.uint64), np.empty(0, np.uint8))
@@ -237,9 +256,11 @@ def absorb_lists(state: Words2d, ends: Words, words: Words, valid: Flags) -> Non
 
 @kernel
 def finish_hashes(state: Words2d, high: Words, low: Words) -> None:
-    """Write the hash of every row: 128 bits, or only the first 64 bits if ``low`` has size 0.
+    """Write the hash of every row: 128 bits, or only the first 64 bits if ``low`` has size 0. O(n).
 
-    Input: state uint64[n, 4]. Output: high uint64[n]. low uint64[n] or uint64[0]. O(n).
+    - state, uint64[n, 4]: the state of each row.
+    - high, uint64[n]: the first word of each hash, which the kernel writes.
+    - low, uint64[n] or uint64[0]: the second word of each hash, which the kernel writes.
 
     >>> state, high = np.zeros((1, 4), np.uint64), np.empty(1, np.uint64)
     >>> finish_hashes(state, high, np.empty(0, np.uint64))

@@ -5,10 +5,10 @@ first identity word, value hash, reference (0 marks an empty slot), the second i
 order words.
 
 Guarantees: an entry is at or after its home slot, in the same shard, without an empty slot in between. Therefore sorted
-keys read the table from front to back, and threads can write different shards at the same time. `evict_entries`
-preserves this in place.
-Limits: probes do not wrap around. If a probe leaves its shard, the kernel returns that, and the caller rebuilds the
-table. Entries have neither column values nor history.
+keys read the table from front to back, and threads can write different shards at the same time. `evict_entries` keeps
+this order in place.
+Limits: probes do not wrap around. If a probe reaches the end of its shard, the kernel returns a special value, and the
+caller rebuilds the table. Entries have neither column values nor history.
 """
 
 from typing import Any
@@ -21,11 +21,11 @@ from ddflow.kernels.pointer import mulhi, prefetch
 
 ID, VALUE, REF, LOW = 0, 1, 2, 3
 BATCH, BATCHES = 40, (1 << 20) - 1
-"""Lowest bit and mask of the batch number in a reference, as in ``kernels.gather``."""
+"""The lowest bit and the mask of the batch number in a reference, as in ``kernels.gather``."""
 AHEAD = 24
-"""Number of keys between the current key and the prefetched one.
+"""Number of keys between the current key and the key that is prefetched.
 
-Keys ascend, but are too far apart for the hardware prefetcher.
+Keys ascend, but their slots are too far apart for the hardware prefetcher.
 """
 ONE, NEXT = np.uint64(1), np.uint64(64)
 
@@ -49,13 +49,14 @@ def _compute_home_slot(high: np.uint64, capacity: np.uint64, shards: np.uint64, 
 def _find_slot(
     table: Words, slot: np.int64, high: np.uint64, low: np.uint64, wide: bool, shards: np.uint64, slots: np.uint64
 ) -> np.int64:
-    """Find the first slot from ``slot`` on that holds the identity or is empty.
+    """Find the first slot at or after ``slot`` that is empty or has the identity.
 
-    Return -1 after the identity's shard.
+    Return -1 if the search goes past the end of the identity's shard.
     """
     while slot < table.shape[0]:
         if table[slot, REF] == np.uint64(0):
-            # An entry never belongs to another shard; only an empty slot can.
+            # An entry with the wanted identity is always in its shard, but the first empty slot can be in the next
+            # shard.
             return slot if shards == ONE or slot < np.int64((mulhi(high, shards) + ONE) * slots) else np.int64(-1)
         if table[slot, ID] == high and (not wide or table[slot, LOW] == low):
             return slot
@@ -65,7 +66,7 @@ def _find_slot(
 
 @kernel
 def _prefetch_slot(home: np.uint64) -> None:
-    """Prefetch the cache line of a home slot and the next line, because every second entry extends into the next."""
+    """Prefetch the cache line of a home slot and the next line, because every second entry needs both lines."""
     prefetch(home)
     prefetch(home + NEXT)
 
@@ -86,13 +87,15 @@ def look_up_keys(
     """Look up the entry of each group of events. O(g) expected.
 
     Input:
-    - table: uint64[slots, width], in ``shards`` of ``capacity`` homes each.
-    - high, low: uint64[n], sorted (low of size 0 for one-word identities).
-    - starts: int32[g], the row of ``high`` where each group begins.
+    - table, uint64[slots, width]: the hash table, in ``shards`` shards of ``capacity`` homes each.
+    - high, low, uint64[n]: the sorted identities (low has size 0 for one-word identities).
+    - starts, int32[g]: the row of ``high`` where each group begins.
 
     Output:
-    - place: int64[g], the slot of the key, or the empty slot for it, or -1 past its shard.
-    - reference: int64[g], 0 for an absent key. value: uint64[g]. order: int64[g, w].
+    - place, int64[g]: the slot of the key, or else the empty slot for it. -1 stands for a slot past the key's shard.
+    - reference, int64[g]: the reference of the key, 0 for an absent key.
+    - value, uint64[g]: the value hash of the key.
+    - order, int64[g, w]: the order words of the key.
 
     >>> place, nothing = np.empty(1, np.int64), np.empty(0, np.uint64)
     >>> look_up_keys(np.zeros((2, 3), np.uint64), ONE, ONE, np.ones(1, np.uint64), nothing, np.zeros(1, np.int32),
@@ -150,13 +153,19 @@ def write_entries(
     flag: np.int64,
     tombstone: np.int64,
 ) -> int:
-    """Write the last version of each key to the key's entry. Return the number of new keys, or -1 if a shard is full.
+    """Write the last version of each key to the key's entry. O(g).
 
-    Input: place int64[g], from `look_up_keys` in the order of identities (-1: start at the home slot). last int64[g],
-    the version of each key or -1. By version: high, low, value uint64[m]; live uint8[m]; order int64[m, w]. A reference
-    is ``tag`` + version, with ``flag`` for a live one; a deletion gets ``tombstone`` instead unless that is 0.
-    Output: table uint64[slots, width]. The caller reserves space. After -1, the caller rebuilds a larger table and
-    writes all entries again, which gives the same result. O(g).
+    Return the number of new keys, or -1 if a shard is full. If the result is -1, the caller makes a larger table and
+    writes all entries again. The table is then the same as without the failure. The caller reserves space.
+
+    - place, int64[g]: the slots from `look_up_keys`, in the order of identities. -1 starts the search at the home slot.
+    - last, int64[g]: the last version of each key, -1 for a key without a version.
+    - high, low, value, uint64[m]: the identity and the value hash of each version.
+    - live, uint8[m]: 0 for each version that is a deletion.
+    - order, int64[m, w]: the order words of each version.
+    - tag, flag: The reference of a live version is ``tag`` + version with ``flag``.
+    - tombstone: the reference of each deletion. If ``tombstone`` is 0, the reference is ``tag`` + version.
+    - table, uint64[slots, width]: the hash table, which the kernel writes.
 
     >>> one, words = np.zeros(1, np.int64), np.ones(1, np.uint64)
     >>> write_entries(np.zeros((4, 3), np.uint64), np.uint64(2), ONE, one, one, words, words[:0], words, np.ones(1,
@@ -208,13 +217,19 @@ def copy_entries(
     wide: bool,
     keep: np.uint64,
 ) -> int:
-    """Copy the entries of some shards to a table that may have other shards. Return their number, or -1 if a shard is
-    full.
+    """Copy the entries of some shards to a table that may be divided into shards differently. O(slots).
 
-    Input: old uint64[slots, width], in ``parts`` of ``held`` homes each. first, last: the range of first identity
-    words. keep: a mask of reference bits; an entry is copied if it has any of them.
-    Output: table uint64[other slots, width], in ``shards`` of ``capacity`` homes, empty from the home of ``first`` to
-    the home of ``last``. O(slots); both tables are read or written from front to back.
+    Return the number of copied entries, or -1 if a shard is full. The kernel reads the old table and writes the new
+    table from front to back.
+
+    Input:
+    - old, uint64[slots, width]: the old table, in ``parts`` shards of ``held`` homes each.
+    - first, last: the range of first identity words.
+    - keep: a mask of reference bits. The kernel copies an entry if its reference has any bit of the mask.
+
+    Output:
+    - table, uint64[other slots, width]: the new table, in ``shards`` shards of ``capacity`` homes each. The slots from
+      the home of ``first`` to the home of ``last`` must be empty.
 
     >>> old = np.array([[1, 0, 9]], np.uint64)
     >>> copy_entries(old, ONE, ONE, np.zeros((4, 3), np.uint64), np.uint64(2), ONE, ONE, ~ONE, False, ONE)
@@ -240,10 +255,17 @@ def copy_entries(
 
 @kernel
 def redirect_entries(table: Words2d, places: Ints, references: Ints, flags: np.uint64) -> None:
-    """Update the references of entries whose rows moved. Their flags stay.
+    """Update the references of entries whose rows have moved to a different batch or position. O(m).
 
-    Input: places int64[m], -1 for a row without an entry. references int64[m]. flags: the mask of bits to keep.
-    Output: table uint64[slots, width]. O(m).
+    The flags of the entries stay.
+
+    Input:
+    - places, int64[m]: the slot of each row's entry, -1 for a row without an entry.
+    - references, int64[m]: the new reference of each row.
+    - flags: the mask of the reference bits that stay.
+
+    Output:
+    - table, uint64[slots, width]: the hash table.
 
     >>> table = np.full((1, 3), 12, np.uint64)
     >>> redirect_entries(table, np.array([0, -1]), np.array([5, 6]), np.uint64(8))
@@ -268,13 +290,20 @@ def walk_entries(
     references: Ints,
     places: Ints,
 ) -> int:
-    """Write the references and slots of the entries in a range of identities, in the order of identities.
+    """Write the references and the slots of the entries in a range of identities. The order is that of the identities.
 
-    Input: table uint64[slots, width]. mask: bits that a reference must all have. members uint8[batch slots], 1 for a
-    wanted batch; size 0 for all. first, last: the least and the greatest first identity word.
-    Output: references, places int64[room].
-    Returns the number of entries, or -1 if they exceed the room. O(slots of the range): the table is almost in that
-    order, because entries are usually near their homes.
+    O(slots of the range): the table is almost in that order, because entries are usually near their homes.
+
+    Input:
+    - table, uint64[slots, width]: the hash table.
+    - mask: the bits that every listed reference must have.
+    - members, uint8[batch slots]: 1 for each wanted batch. If ``members`` has size 0, all batches are wanted.
+    - first, last: the least and the greatest first identity word.
+
+    Output:
+    - references, places, int64[room]: the reference and the slot of each entry.
+
+    Returns the number of entries, or -1 if there are more than ``room`` entries.
 
     >>> references, places = np.empty(3, np.int64), np.empty(3, np.int64)
     >>> table = np.array([[9, 0, 1], [4, 0, 1]], np.uint64)
@@ -294,8 +323,8 @@ def walk_entries(
             break
         if found == room:
             return -1
-        # Write every slot, and count only the wanted ones: half the slots are empty, so the processor would mispredict
-        # a branch.
+        # Write every slot, and count only the wanted slots. Half the slots are empty, so the processor would often
+        # mispredict a branch here.
         references[found], places[found] = np.int64(word), slot
         wanted = (word & mask == mask) & (identity >= first) & (identity <= last)
         if not every:
@@ -321,10 +350,16 @@ def _has_greater_identity(table: Words, wide: bool, one: np.int64, other: np.int
 
 @kernel
 def read_entries(table: Words2d, places: Ints, high: Words, low: Words, value: Words, order: Ints2d) -> None:
-    """Copy the words of the entries at ``places``.
+    """Copy the words of the entries at ``places``. O(m).
 
-    Input: table uint64[slots, width]. places int64[m], none negative.
-    Output: high, value uint64[m]. low uint64[m] or size 0. order int64[m, w]. O(m).
+    Input:
+    - table, uint64[slots, width]: the hash table.
+    - places, int64[m]: the slots of the entries. No element is negative.
+
+    Output:
+    - high, value, uint64[m]: the first identity word and the value hash of each entry.
+    - low, uint64[m] or size 0: the second identity word of each entry.
+    - order, int64[m, w]: the order words of each entry.
 
     >>> high, value, order = np.empty(1, np.uint64), np.empty(1, np.uint64), np.empty((1, 0), np.int64)
     >>> read_entries(np.array([[9, 7, 1]], np.uint64), np.zeros(1, np.int64), high, high[:0], value, order)
@@ -346,19 +381,23 @@ def read_entries(table: Words2d, places: Ints, high: Words, low: Words, value: W
 def evict_entries(
     table: Words2d, capacity: np.uint64, shards: np.uint64, begin: np.uint64, end: np.uint64, gone: Flags
 ) -> int:
-    """Remove the entries in a range of identities that refer to given batches. Return their number.
+    """Remove the entries that refer to given batches and are in a given range of identities. Return their number.
 
-    An emptied slot would separate later entries from their homes, so one pass moves these entries back in place. Proof:
-    assume no slot before ``s`` is empty between an entry and its home. An entry at ``s`` that stays moves to the first
-    empty slot at or after its home, at the latest ``s``, so it overwrites no unread slot. The pass starts at the home
-    of the least evicted identity. It ends at the first slot, at or after the home of the greatest evicted identity,
-    that was empty from the start: entries after that slot have homes after it, so no earlier hole affects them.
+    An emptied slot would separate later entries from their homes, so one pass moves these entries back within the
+    table. Proof by induction: assume that no slot before ``s`` is empty between an entry and its home. An entry at
+    ``s`` that is not removed moves to the first empty slot at or after its home, which is at most ``s``. Therefore no
+    unread slot is overwritten. The pass starts at the home of the least evicted identity. The pass ends at or after the
+    home of the greatest evicted identity, at the first slot that was empty before the pass. Entries after the slot
+    where the pass ends have their homes after this slot, so earlier holes do not affect these entries.
 
-    Input: capacity, shards: as the table was written. begin, end: the range of first words, ``end`` excluded. An end of
-    0 is 2**64, so (0, 0) is everything. gone uint8[batch slots], 1 for evicted batches; it covers the batch of every
-    reference.
-    Output: table uint64[slots, width], for identities of one or two words. No scratch. O(slots in the range and the
-    cluster after it), at most the cost of a look-up of each entry if identities crowd.
+    The run time is O(slots in the range and in the cluster after it). If many identities share few slots, the cost is
+    at most one look-up of each entry. The kernel takes no scratch memory.
+
+    - table, uint64[slots, width]: the table that the kernel changes, for identities of one or two words.
+    - capacity, shards: the values with which the table was written.
+    - begin, end: the range of first words, without ``end``. An ``end`` of 0 stands for 2**64, so (0, 0) is the range of
+      all words.
+    - gone, uint8[batch slots]: 1 for each evicted batch. The array has an element for the batch of every reference.
 
     >>> table = np.array([[5, 0, 1]], np.uint64)
     >>> evict_entries(table, np.uint64(1), np.uint64(1), np.uint64(6), np.uint64(0), np.ones(1, np.uint8))

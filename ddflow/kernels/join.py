@@ -1,8 +1,8 @@
-"""Join updates with the rows of their group: all pairs, or the one row that a group has at each time.
+"""Join updates with the rows of their group: write all pairs, or find the one row that a group has at each time.
 
-Guarantees: the diff of a pair is the product of both multiplicities, and its time is the later of the two times. A
-product that overflows int64 is reported and not written. A look-up reports a group with several rows.
-Limits: the caller numbers groups and rows; equal rows must have one number.
+Guarantees: the diff of a pair is the product of both multiplicities, and its time is the later of both times. A product
+that overflows int64 is reported and not written. The kernel reports a group that has several rows at one time.
+Limits: the caller numbers the groups and the rows, and must give equal rows the same number.
 
 >>> import numpy as np
 >>> few, ints = lambda *values: np.array(values, np.int32), lambda *values: np.array(values, np.int64)
@@ -54,13 +54,21 @@ def pair_updates(
     """Write all pairs of updates and rows of their groups, in the order of the updates. O(n + pairs).
 
     Input:
-    - number: int32[n], the group of each update. ranks: int32[n], of its time. diffs: int64[n].
-    - begins: int64[g + 1], where the rows of each group begin.
-    - references: int64[r], the rows. times: int64[r], their multiplicities.
-    - theirs: int32[r], the ranks of the rows' times; size 0 for rows held before the step.
+    - number, int32[n]: the group of each update.
+    - ranks, int32[n]: the rank of each update's time.
+    - diffs, int64[n]: the diff of each update.
+    - begins, int64[g + 1]: where the rows of each group begin.
+    - references, int64[r]: the rows.
+    - times, int64[r]: the multiplicities of the rows.
+    - theirs, int32[r]: the rank of each row's time. ``theirs`` has size 0 for rows that were stored before the step.
 
-    Output, by pair: out_rank, the later rank; out_mine, the update; out_theirs, the reference; out_diff, the product.
-    Returns an update whose product overflows int64, or -1.
+    Output, with one element for each pair:
+    - out_rank: the later of both ranks.
+    - out_mine: the update.
+    - out_theirs: the reference of the row.
+    - out_diff: the product of the update's diff and the row's multiplicity.
+
+    Returns an update whose product overflows int64, or -1 if no product overflows.
 
     >>> import numpy as np
     >>> few, ints = lambda *values: np.array(values, np.int32), lambda *values: np.array(values, np.int64)
@@ -98,14 +106,21 @@ def find_group_row_at_times(
     counts: Ints,
     found: Ints,
 ) -> int:
-    """Find the row that each group has at each of the requested times.
+    """Find the row that each group has at each of the requested times. O(size of all arrays).
 
-    Input, with begins of each group int64[g + 1]: begins of held rows, with their numbers and multiplicities;
-    change_begins of changes in ascending time, with ranks of times, diffs and numbers; asked_begins of ascending
-    requested times.
-    Scratch: counts, zeros, by number.
-    Output: found int64[asked], the number of the row, -1 for none.
-    Returns the first requested time with several rows, or -1. O(size of all arrays).
+    Input, as three lists that are sorted by group:
+    - begins, int64[g + 1]: where the stored rows of each group begin. Each row has a number and a multiplicity.
+    - change_begins, int64[g + 1]: where the changes of each group begin, in ascending time. Each change has the rank of
+      its time, a diff and the number of a row.
+    - asked_begins, int64[g + 1]: where the requested times of each group begin, ascending.
+
+    Scratch:
+    - counts: a zero for each row number.
+
+    Output:
+    - found, int64[asked]: the number of the row at each requested time, -1 if there is no row.
+
+    Returns the position of the first requested time at which a group has several rows, or -1.
 
     >>> none, few, begins = np.empty(0, np.int64), np.zeros(1, np.int32), np.array([0, 0])
     >>> found = np.zeros(1, np.int64)

@@ -1,8 +1,8 @@
 """Check the versions of a batch that was read from a file, and select the versions that a merge keeps.
 
 Guarantees: a batch that passes `find_first_invalid_row` is in hash order and has valid flags, so searches, merges and
-references stay within its bounds. `prune_versions` changes no read at ``since`` or later. Limits: `prune_versions`
-needs the next version of each key, so a merge must include the newest batches.
+references stay within its bounds. After `prune_versions`, reads at ``since`` or later give the same rows as before.
+Limits: `prune_versions` needs the next version of each key, so a merge must include the newest batches.
 
 >>> import numpy as np
 >>> kept, groups = np.empty(2, np.int64), np.empty(2, np.int64)
@@ -31,16 +31,23 @@ def prune_versions(
     kept: Ints,
     groups: Ints,
 ) -> int:
-    """Write the places of the versions to keep, in the order of identities, then times; return their number. O(n).
+    """Write the places of the versions to keep, in the order of identities, then times.
+
+    Return the number of these versions. O(n).
 
     Input:
-    - permutation: int32[n], versions sorted by identity, then time. starts: int32[g + 1], places.
-    - times: int64[n], and live: uint8[n], by version.
-    - since: earlier times need not be distinguished.
-    - droppable: whether a single deletion may be dropped (the oldest batch takes part, and orders are not kept).
+    - permutation, int32[n]: the versions, sorted by identity, then by time.
+    - starts, int32[g + 1]: the place where each identity begins.
+    - times, int64[n]: the time of each version.
+    - live, uint8[n]: 0 for each version that is a deletion.
+    - since: a merge need not distinguish times before ``since``.
+    - droppable: whether the kernel is allowed to drop the only version of a key if it is a deletion. ``droppable`` can
+      be true only if the oldest batch takes part in the merge and orders are not kept.
 
-    Output: kept, groups int64[n], the place and the key of each kept version. If a key has two versions of one time,
-    the state is corrupt, and the kernel returns -1 - version.
+    Output:
+    - kept, groups, int64[n]: the place and the key of each kept version.
+
+    If a key has two versions with the same time, the state is corrupt, and the kernel returns -1 - version.
 
     >>> one, kept = np.zeros(1, np.int32), np.empty(1, np.int64)
     >>> starts, dead = np.array([0, 1], np.int32), np.zeros(1, np.uint8)
@@ -65,14 +72,15 @@ def prune_versions(
 
 @kernel
 def find_first_invalid_row(high: Words, low: Words, more: np.uint64, words: int, time: Ints, live: Flags) -> int:
-    """Find the first row that is not above the row before it by (identity, time), or has an invalid flag; -1 for none.
+    """Find the first row that is not greater than the previous row by (identity, time), or that has an invalid flag.
 
-    O(n).
+    Return -1 if all rows are valid. O(n).
 
-    - high: uint64[n]. low: uint64[n], or size 0 for one-word identities.
-    - more: the address of uint64[n, words], the identity words after the second.
-    - time: int64[n], or size 0 if all rows have the same time.
-    - live: uint8[n], or size 0 if all flags are the same.
+    - high, uint64[n]: the first identity word of each row.
+    - low, uint64[n]: the second identity word of each row. ``low`` has size 0 for one-word identities.
+    - more: the address of uint64[n, words], the identity words after the second word.
+    - time, int64[n]: the time of each row. ``time`` has size 0 if all rows have the same time.
+    - live, uint8[n]: the flag of each row. ``live`` has size 0 if all flags are the same.
 
     >>> none = np.empty(0, np.uint64)
     >>> find_first_invalid_row(np.array([1, 2], np.uint64), none, np.uint64(0), 0, np.empty(0, np.int64),

@@ -1,8 +1,9 @@
 """Read and write the ordered index, a B+-tree in arrays, whose keys are identities of several words.
 
 Leaves have ascending entries, are never empty, and are linked in order. Leaves are children of nodes (up to ``FAN`` in
-each), and the nodes form one ascending list. Nodes and list store the first word of each child. An entry is a row of
-words as in ``index``: the first identity word, value, reference, then the other words.
+each), and the nodes form one ascending list. Each node, and the list of nodes, stores the first word of each child. An
+entry is a row of words as in ``index``: the first identity word, the value, the reference, and then the identity words
+after the first.
 
 Guarantees: all entries of a group are adjacent, because they have the same first words. Keys ascend, so consecutive
 look-ups often use the same leaf. ``ordered_tree`` creates and removes leaves.
@@ -39,18 +40,23 @@ from ddflow.kernels.ordered_tree import (
 from ddflow.kernels.pointer import load_u64, prefetch, store_u64
 
 AHEAD = 8
-"""Number of rows whose leaves are prefetched together; a power of 2."""
+"""Number of rows whose leaves are prefetched together. This number must be a power of 2."""
 
 
 @kernel
 def look_up_ordered_entries(
     tree: Tree, keys: IdentityAddresses, starts: Narrow, place: Ints, reference: Ints, value: Words
 ) -> None:
-    """Look up entries by all their words.
+    """Look up entries by all their words. O(g log entries).
 
-    Input: keys, ascending. starts int32[g], rows of keys.
-    Output: place int64[g], -1 for an absent key. reference int64[g], 0 for an absent key. value uint64[g]. O(g log
-    entries).
+    Input:
+    - keys: the ascending identities.
+    - starts, int32[g]: the row of each wanted identity in ``keys``.
+
+    Output:
+    - place, int64[g]: the place of each entry, -1 for an absent key.
+    - reference, int64[g]: the reference of each entry, 0 for an absent key.
+    - value, uint64[g]: the value hash of each entry.
 
     >>> from ddflow.kernels.ordered_tree import allocate_tree
     >>> arrays, one, place = allocate_tree(4, 4), np.ones(1, np.uint64), np.empty(1, np.int64)
@@ -85,9 +91,11 @@ def look_up_ordered_entries(
 def _advance_to_leaf(
     tree: Tree, leaf: Number, keys: IdentityAddresses, row: Number, strict: bool, dense: bool
 ) -> Number:
-    """Find the last leaf that begins before the words of a row (or at them unless ``strict``), else the first leaf.
+    """Find the last leaf whose first entry is before the words of a row.
 
-    ``leaf``: the leaf of a previous row, or 0. ``dense``: whether the following leaf will probably be needed next.
+    If there is no such leaf, return the first leaf. Unless ``strict`` is set, a leaf whose first entry equals the words
+    of the row also counts. ``leaf``: the leaf of a previous row, or 0. ``dense``: whether the following leaf will
+    probably be needed next.
     """
     for _ in range(2):
         if leaf == 0:
@@ -114,7 +122,7 @@ def _is_dense(tree: Tree, n: Number) -> Number:
 
 @kernel
 def _prefetch_next_leaf(tree: Tree, leaf: Number, dense: bool) -> None:
-    """Prefetch the entries of the leaf after this one."""
+    """Prefetch the entries of the next leaf."""
     if dense:
         at = tree.table + np.uint64(_load_int64(tree.follows, leaf) * LEAF) * tree.width
         for i in range((LEAF * 3 // 4 * np.int64(tree.width)) >> 6):
@@ -144,14 +152,17 @@ def write_ordered_entries(
     alive: Number,
     keeps: bool,
 ) -> int:
-    """Write versions into the tree, in place of the entries of their identities. O(m log entries).
+    """Write versions into the tree. A version replaces the entry of its identity. O(m log entries).
 
-    Input:
-    - keys, value: uint64[n], and live: uint8[n], by version, ascending.
-    - last: int64[m], the ascending versions to write, -1 for none, from position ``begin`` on.
-    - tag: the reference without its row. alive: its flag for a live version.
-    - keeps: whether a deletion is an entry; otherwise it removes one.
-    Returns the position in ``last`` reached before the tree was full, or the size of ``last``.
+    - keys: the ascending identities of the versions.
+    - value, uint64[n]: the value hash of each version.
+    - live, uint8[n]: 0 for each version that is a deletion.
+    - last, int64[m]: the ascending versions to write from position ``begin`` on. The kernel skips each -1.
+    - tag: the part of the new references without the row.
+    - alive: the flag in the reference of a live version.
+    - keeps: whether the kernel stores an entry for a deletion. If not, a deletion removes the entry.
+
+    Returns the size of ``last`` or, if the tree is full earlier, the position in ``last`` where the writing stopped.
 
     >>> from ddflow.kernels.ordered_tree import allocate_tree
     >>> arrays, one, live, last = allocate_tree(4, 4), np.ones(1, np.uint64), np.ones(1, np.uint8), np.zeros(1,
@@ -202,22 +213,19 @@ def write_ordered_entries(
 @kernel
 def read_groups(
     tree: Tree,
-    keys: IdentityAddresses,
-    most: Ints,
-    tied: Number,
-    mask: np.uint64,
-    references: Ints,
-    values: Words,
-    begins: Ints,
-    words: Words2d,
+    keys: IdentityAddresses,  # the identity words that all entries of a group begin with, for each group
+    most: Ints,  # int64[groups]: the wanted number of entries of each group
+    tied: Number,  # entries tie if this number of words after the first two words is equal
+    mask: np.uint64,  # the kernel writes an entry if its reference has any of these bits
+    references: Ints,  # int64[room]: the reference of each written entry
+    values: Words,  # uint64[room]: the value hash of each written entry
+    begins: Ints,  # int64[groups + 1]: where the written entries of each group begin
+    words: Words2d,  # uint64[room, w]: the words of each written entry after the first two words; may have size 0
 ) -> int:
-    """Write the ordered entries of groups, up to ``most`` of each group plus the entries that tie with the last of
-    these.
+    """Write the first ``most`` entries of each group, in order, and all entries that tie with the last one.
 
-    Input: keys, one prefix of words per group. most int64[groups]. tied: the number of words beyond two that decide
-    ties. mask: reference bits; an entry needs any of them. Output: references int64[room]; values uint64[room]; begins
-    int64[groups + 1]; words uint64[room, w], the words beyond two, or size 0. Returns the number of entries; if that
-    exceeds the room, only the first are written. O(g log entries + entries walked).
+    The signature describes the arguments. Returns the number of entries. If there are more than ``room`` entries, only
+    the first ``room`` entries are written. O(g log entries + entries walked).
 
     >>> from ddflow.kernels.ordered_tree import allocate_tree
     >>> arrays, one, none = allocate_tree(4, 4), np.ones(1, np.uint64), np.empty((1, 0), np.uint64)
@@ -274,9 +282,9 @@ def read_groups(
 
 @kernel
 def _is_tie(tree: Tree, before: Number, here: Number, tied: Number) -> bool:
-    """Return whether two entries of a group have the same first ``tied`` words after the first two.
+    """Return whether two entries of a group tie.
 
-    Entry 0 ties with none.
+    Entries tie if the first ``tied`` words after their first two words are equal. Entry 0 ties with no entry.
     """
     if before == 0 or _load_entry_word(tree, before, LOW) != _load_entry_word(tree, here, LOW):
         return False
@@ -290,11 +298,14 @@ def _is_tie(tree: Tree, before: Number, here: Number, tied: Number) -> bool:
 def walk_ordered_entries(
     tree: Tree, bounds: Words, mask: np.uint64, members: Flags, references: Ints, places: Ints
 ) -> int:
-    """Write the references and places of the entries of a range, in order; return their number.
+    """Write the references and places of the entries in a range, in order. Return the number of these entries.
 
-    Input: bounds uint64[2], the least and the greatest first word. mask: bits that a reference must all have. members
-    uint8[batch slots], 1 for wanted batches; size 0 for all.
-    Output: references, places int64, with space for all. O(log entries + entries of the range).
+    O(log entries + entries of the range).
+
+    - bounds, uint64[2]: the least and the greatest first word.
+    - mask: the bits that every listed reference must have.
+    - members, uint8[batch slots]: 1 for each wanted batch. If ``members`` has size 0, all batches are wanted.
+    - references, places, int64: the reference and the place of each entry. Both arrays must have space for all entries.
 
     >>> from ddflow.kernels.ordered_tree import allocate_tree
     >>> arrays, none = allocate_tree(4, 4), np.empty(0, np.int64)
@@ -325,10 +336,12 @@ def walk_ordered_entries(
 
 @kernel
 def evict_ordered_entries(tree: Tree, bounds: Words, gone: Flags) -> int:
-    """Remove the entries of a range that refer to given batches; return their number.
+    """Remove the entries of a range that refer to given batches. Return the number of removed entries.
 
-    Input: bounds as for `walk_ordered_entries`. gone uint8[batch slots], 1 for evicted batches. O(log entries + entries
-    of the range).
+    O(log entries + entries of the range).
+
+    - bounds, uint64[2]: the least and the greatest first word.
+    - gone, uint8[batch slots]: 1 for each evicted batch.
 
     >>> from ddflow.kernels.ordered_tree import allocate_tree
     >>> arrays = allocate_tree(4, 4)

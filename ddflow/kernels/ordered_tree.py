@@ -1,10 +1,10 @@
 """Find, fill, split and remove the leaves of the ordered index, a B+-tree in arrays.
 
-Leaves and nodes are numbered from 1; the number 0 means none. Arguments are addresses of words, because numba counts
-references to an array at each call, and this counting dominated the run time.
+Leaves and nodes are numbered from 1. The number 0 means that there is no leaf or node. Arguments are addresses of
+words, because numba counts references to an array at each call, and this counting would dominate the run time.
 
 Guarantees: after each function, the tree is consistent. A new leaf is in the directory and in the chain of leaves. A
-removed leaf is in neither. Its number may be used again.
+removed leaf is neither in the directory nor in the chain. The number of a removed leaf may be used again.
 
 >>> arrays = allocate_tree(leaves=2, width=4)
 >>> tree = Tree.from_arrays(arrays)
@@ -24,17 +24,18 @@ from ddflow.kernels.pointer import copy_bytes, load_u64, store_u64
 
 Number = Any
 LEAF, FAN = 64, 64
-"""Maximum number of entries in a leaf, and of leaves in a node."""
+"""The maximum number of entries in a leaf, and the maximum number of leaves in a node."""
 LEAVES, FREE, NODES, SPARE, TOPS, USED, MOST_LEAVES, MOST_NODES = range(8)
 """Positions of the counters.
 
-They count: the last leaf that was created and the first free leaf; the same for nodes; nodes in use; entries; space for
-leaves and for nodes.
+The first counters are the last leaf that was created, the first free leaf, the last node that was created, and the
+first free node. The other counters are the number of nodes in use, the number of entries, and the space for leaves and
+for nodes.
 """
 
 
 class Tree(NamedTuple):
-    """The addresses of a tree's arrays, and the bytes of an entry. The caller keeps the arrays alive."""
+    """The addresses of a tree's arrays, and the size of an entry in bytes. The caller keeps the arrays alive."""
 
     table: np.uint64
     size: np.uint64
@@ -55,7 +56,7 @@ class Tree(NamedTuple):
 
 
 class IdentityAddresses(NamedTuple):
-    """The addresses of identities: first words, second words (0 for none), and ``words`` further words for each row."""
+    """The addresses of identities: first words, second words or 0, and ``words`` further words for each row."""
 
     high: np.uint64
     low: np.uint64
@@ -64,8 +65,9 @@ class IdentityAddresses(NamedTuple):
 
     @classmethod
     def from_arrays(cls, high: Words, low: Words, more: Words | Ints) -> Self:
-        """Take the addresses of uint64[n], uint64[n] or size 0, and w 64-bit words per row; the caller keeps the arrays
-        alive.
+        """Take the addresses of three arrays: uint64[n], uint64[n] or size 0, and w 64-bit words per row.
+
+        The caller keeps these arrays alive.
         """
         second = np.uint64(low.ctypes.data if low.size else 0)
         return cls(np.uint64(high.ctypes.data), second, np.uint64(more.ctypes.data), np.int64(more.shape[1]))
@@ -83,13 +85,13 @@ def allocate_tree(leaves: Number, width: Number) -> list[Words]:
 
 @kernel
 def _load_int64(base: np.uint64, at: Number) -> Any:
-    """Load a number of an array."""
+    """Load the number at a position of an array."""
     return np.int64(load_u64(base + np.uint64(at << 3)))
 
 
 @kernel
 def _store_int64(base: np.uint64, at: Number, number: Number) -> None:
-    """Store a number in an array."""
+    """Store a number at a position of an array."""
     store_u64(base + np.uint64(at << 3), np.uint64(number))
 
 
@@ -114,7 +116,10 @@ def _copy_entries(tree: Tree, to: Number, place: Number, n: Number) -> None:
 
 @kernel
 def _compare_entry(tree: Tree, place: Number, keys: IdentityAddresses, row: Number) -> int:
-    """Compare an entry with the words of a row; if the row has fewer words, compare only those. Return -1, 0 or 1."""
+    """Compare an entry with the words of a row.
+
+    If the row has fewer words than the entry, compare only as many words as the row has. Return -1, 0 or 1.
+    """
     mine, other = _load_entry_word(tree, place, ID), load_u64(keys.high + np.uint64(row << 3))
     if mine != other:
         return -1 if mine < other else 1
@@ -135,7 +140,10 @@ def _compare_entry(tree: Tree, place: Number, keys: IdentityAddresses, row: Numb
 
 @kernel
 def _count_words_below(words: np.uint64, n: Number, stride: np.uint64, word: np.uint64) -> Any:
-    """Count the ascending words that are less than ``word``, without branches, because none would be predictable."""
+    """Count the ascending words that are less than ``word``.
+
+    The loop has no branches, because the processor could not predict them.
+    """
     begin = np.int64(0)
     while n > 0:
         half = (n + 1) >> 1
@@ -146,9 +154,10 @@ def _count_words_below(words: np.uint64, n: Number, stride: np.uint64, word: np.
 
 @kernel
 def _find_child(tree: Tree, node: Number, keys: IdentityAddresses, row: Number, strict: bool) -> Any:
-    """Find the last child of a node (0: the list of nodes) that begins before the words of a row, else the first child.
+    """Find the last child of a node that begins before the words of a row.
 
-    ``strict``: exclude a child that begins with exactly these words.
+    If there is no such child, return the first child. Node 0 is the list of nodes. ``strict``: exclude a child that
+    begins with exactly these words.
     """
     words, n = tree.first, _load_int64(tree.counters, TOPS)
     if node > 0:
@@ -171,8 +180,9 @@ def _find_child(tree: Tree, node: Number, keys: IdentityAddresses, row: Number, 
 
 @kernel
 def _descend_to_leaf(tree: Tree, keys: IdentityAddresses, row: Number, strict: bool) -> tuple[Any, Any]:
-    """Find the last leaf that begins before the words of a row, else the first leaf; return the positions of node
-    and leaf.
+    """Find the last leaf that begins before the words of a row, or the first leaf if there is no such leaf.
+
+    Return the position of the leaf's node in the list of nodes, and the position of the leaf in the node.
     """
     at = _find_child(tree, np.int64(0), keys, row, strict)
     return at, _find_child(tree, _load_int64(tree.top, at), keys, row, strict)
@@ -186,7 +196,7 @@ def _load_leaf(tree: Tree, at: Number, c: Number) -> Any:
 
 @kernel
 def _find_lower_bound(tree: Tree, leaf: Number, keys: IdentityAddresses, row: Number) -> Any:
-    """Count the entries of a leaf that are below the words of a row."""
+    """Count the entries of a leaf that are less than the words of a row."""
     word, base, end = load_u64(keys.high + np.uint64(row << 3)), leaf * LEAF, _load_int64(tree.size, leaf)
     begin = _count_words_below(tree.table + np.uint64(base) * tree.width, end, tree.width, word)
     if begin < end and _load_entry_word(tree, base + begin, ID) == word:
@@ -201,7 +211,7 @@ def _find_lower_bound(tree: Tree, leaf: Number, keys: IdentityAddresses, row: Nu
 
 @kernel
 def _add_to_counter(tree: Tree, counter: Number, more: Number) -> Any:
-    """Add to a counter and return its new value."""
+    """Add a number to a counter, and return the new value of the counter."""
     now = _load_int64(tree.counters, counter) + more
     _store_int64(tree.counters, counter, now)
     return now
@@ -209,7 +219,7 @@ def _add_to_counter(tree: Tree, counter: Number, more: Number) -> Any:
 
 @kernel
 def _has_room(tree: Tree) -> Any:
-    """Return whether a leaf and a node can be created."""
+    """Return whether there is space to create a leaf and a node."""
     if (
         _load_int64(tree.counters, LEAVES) == _load_int64(tree.counters, MOST_LEAVES)
         and _load_int64(tree.counters, FREE) == 0
@@ -223,7 +233,7 @@ def _has_room(tree: Tree) -> Any:
 
 @kernel
 def _allocate_node_number(tree: Tree, free: Number, made: Number, nexts: np.uint64, stride: Number) -> Any:
-    """Take the number of a free leaf or node, or a new number."""
+    """Return the number of a free leaf or node, or a new number if none is free."""
     number = _load_int64(tree.counters, free)
     if number == 0:
         return _add_to_counter(tree, made, 1)
@@ -288,9 +298,9 @@ def _split_node(tree: Tree, at: Number, half: Number) -> None:
 
 @kernel
 def _split_leaf(tree: Tree, at: Number, c: Number, ends: bool) -> None:
-    """Split a full leaf: create a leaf after it with half of the entries, or only the last one if ``ends``.
+    """Split a full leaf: move half of its entries, or only the last entry if ``ends``, to a new leaf after it.
 
-    ``ends``: whether the next entry follows all entries of the leaf. This way, ascending keys fill leaves almost
+    ``ends``: whether the next entry follows all entries of the leaf. With ``ends``, ascending keys fill leaves almost
     completely.
     """
     if _load_int64(tree.fill, _load_int64(tree.top, at)) == FAN:
@@ -318,7 +328,8 @@ def _split_leaf(tree: Tree, at: Number, c: Number, ends: bool) -> None:
 def _update_directory(tree: Tree, at: Number, c: Number) -> None:
     """Write a leaf's first entry to the directory.
 
-    If the leaf is empty, remove it, and its node if that becomes empty.
+    If the leaf is empty, remove the leaf. If this makes the node of the leaf empty, remove the node from the list of
+    nodes.
     """
     node = _load_int64(tree.top, at)
     leaf = _load_int64(tree.child, node * FAN + c)

@@ -1,11 +1,13 @@
-"""Read groups of the ordered index from their ends, and the ranges (windows) that a change can affect.
+"""Read groups of the ordered index from their ends, and read the ranges (windows) that a change can affect.
 
-A class is all entries of a group with the same order words. The next word is the content word. A boundary separates two
-neighbouring classes that have one entry each, with different content words. The window of a place extends from the last
-boundary before it to the first boundary after it, or to an end of the group. Overlapping windows are combined into one.
+A class consists of all entries of a group that have the same order words. The word after the order words is the content
+word. A boundary separates two neighbouring classes if each class has a single entry and the content words of these two
+entries differ. The window of a place extends from the last boundary before the place to the first boundary after the
+place. If there is no boundary on one side, the window extends to the end of the group on this side. Overlapping windows
+are combined into one window.
 
 Guarantees: `read_groups_backward` writes the output of `ordered.read_groups`, with the entries of each group in
-reverse. Neither of them reads a column.
+reverse. The kernels of this file read no columns.
 """
 
 from typing import Any
@@ -73,10 +75,11 @@ def read_groups_backward(
     begins: Ints,
     words: Words2d,
 ) -> int:
-    """Write the entries of groups from their ends, up to ``most`` of each plus the entries that tie with the last of
-    these.
+    """Write the entries of groups. Each group is read from its end.
 
-    Takes the arguments of `ddflow.kernels.ordered.read_groups` and returns the same. O(g log entries + entries walked).
+    Write up to ``most`` entries of each group, and then the entries that tie with the last written entry.
+
+    Arguments and results are those of `ddflow.kernels.ordered.read_groups`. O(g log entries + entries walked).
 
     >>> from ddflow.kernels.ordered_tree import allocate_tree
     >>> arrays, one, none = allocate_tree(4, 4), np.ones(1, np.uint64), np.empty((1, 0), np.uint64)
@@ -133,22 +136,19 @@ def read_groups_backward(
 @kernel
 def read_windows(
     tree: Tree,
-    keys: IdentityAddresses,
-    tied: Number,
-    mask: np.uint64,
-    segments: Ints,
-    begins: Ints,
-    references: Ints,
-    values: Words,
-    words: Words2d,
+    keys: IdentityAddresses,  # the ascending places
+    tied: Number,  # the number of words after the first two words that define a class
+    mask: np.uint64,  # the kernel writes an entry if its reference has any of these bits
+    segments: Ints,  # int64[places]: the window of each place
+    begins: Ints,  # int64[places + 1]: where each window begins; unused elements repeat the end of the last window
+    references: Ints,  # int64[room]: the reference of each written entry
+    values: Words,  # uint64[room]: the value hash of each written entry
+    words: Words2d,  # uint64[room, w]: the words of each written entry after the first two words
 ) -> int:
     """Write the entries in the windows of ascending places. A place is a prefix of an identity.
 
-    Input: keys, the places, as many as ``segments``. tied: the number of words beyond two that define a class. mask:
-    reference bits; an entry needs any of them. Output: segments int64[places], the window of each place. begins
-    int64[places + 1], where windows begin; unused ones repeat the end. references int64[room]. values uint64[room].
-    words uint64[room, w], the words beyond two. Returns the number of entries; if it exceeds the room, only the first
-    are written. O(places log entries + entries of windows).
+    The signature describes the arguments. Returns the number of entries. If there are more than ``room`` entries, only
+    the first ``room`` entries are written. O(places log entries + entries of windows).
 
     >>> from ddflow.kernels.ordered_tree import allocate_tree
     >>> arrays, one = allocate_tree(4, 5), np.ones(1, np.uint64)
@@ -206,7 +206,7 @@ def read_windows(
 def _find_window_begin(
     tree: Tree, keys: IdentityAddresses, p: Number, tied: Number, mask: np.uint64
 ) -> tuple[Number, Number]:
-    """Find the leaf where the window of a place begins, and the position in the leaf.
+    """Find the leaf and the position in the leaf where the window of a place begins.
 
     >>> from ddflow.kernels.ordered import write_ordered_entries
     >>> from ddflow.kernels.ordered_tree import allocate_tree
@@ -258,7 +258,7 @@ def _find_window_begin(
 
 @kernel
 def _is_boundary(tree: Tree, single: Number, before: Number, many: Number, tied: Number) -> bool:
-    """Return whether a boundary separates a one-entry class (0: none) from the next class, of ``many`` entries."""
+    """Return whether a boundary separates a class with one entry from the next class, which has ``many`` entries."""
     if single == 0 or many != 1:
         return False
     return bool(_load_entry_word(tree, single, LOW + 1 + tied) != _load_entry_word(tree, before, LOW + 1 + tied))

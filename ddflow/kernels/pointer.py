@@ -1,11 +1,12 @@
 """Read and write memory by address, and compute 128-bit products, for kernels that gather bytes and mix hashes.
 
 Numba has no pointers, so each function is compiled by hand-written code to one machine instruction or ``memmove``. When
-interpreted, the Python functions below access the same bytes with ctypes. Addresses and values are unsigned 64-bit
-words. Loads extend with zeros, and stores drop the high bits. Both work at any alignment, in the machine's byte order.
+kernels are interpreted, the Python functions below access the same bytes with ctypes. Addresses and values are unsigned
+64-bit words. A load fills the high bits with zeros, and a store drops the high bits. Loads and stores work at any
+alignment, in the machine's byte order.
 
-Guarantees: each function gives the same result compiled and interpreted. Limits: nothing is checked. A wrong address
-crashes the process, so the caller must keep the arrays alive.
+Guarantees: each function gives the same result when it is compiled and when it is interpreted. Limits: nothing is
+checked. A wrong address crashes the process, so the caller must keep the arrays alive.
 """
 
 import ctypes
@@ -112,7 +113,11 @@ def _emit_pointer(builder: Any, address: Any, bits: int) -> Any:
 
 
 def _register_intrinsic(function: Any, result: Any, operands: int, emit: Any) -> None:
-    """Register ``function`` with numba: it maps words to ``result`` by the code that ``emit(builder, words)`` emits."""
+    """Register ``function`` with numba.
+
+    The compiled form of the function takes words, returns ``result``, and consists of the code that ``emit(builder,
+    words)`` emits.
+    """
     signature = result(*[_WORD] * operands)
 
     def lower(context: Any, builder: Any, _signature: Any, words: Any) -> Any:
@@ -165,7 +170,7 @@ def _emit_prefetch(builder: Any, words: Any) -> None:
     number = ir.IntType(32)
     kind = ir.FunctionType(ir.VoidType(), [ir.IntType(8).as_pointer(), number, number, number])
     function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-    # Arguments: 0 = read, 3 = keep in all cache levels, 1 = data cache.
+    # The numbers mean: 0 = read, 3 = keep in all cache levels, 1 = data cache.
     builder.call(function, [_emit_pointer(builder, words[0], 8), number(0), number(3), number(1)])
 
 

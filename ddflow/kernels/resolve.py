@@ -1,13 +1,13 @@
 """Resolve upserts: find the winning event of each key at each time, and derive the net changes.
 
-The loop follows McSherry's "Upserts in differential dataflow", with the rules of docs/semantics.md for full rows. Order
-words and a tie rule decide which event wins. The position of an event in the input does not matter. A key keeps its
-order after a delete, too.
+The loop follows McSherry's article "Upserts in differential dataflow". The rules are those of docs/semantics.md for
+full rows. Order words and a tie rule decide which event wins. The position of an event in the input does not matter. A
+key keeps its order after a delete.
 
 Guarantees: a key has at most one net change at a time. If the winner's row differs from the stored row, the kernel
-retracts the stored row and asserts the winner's row. If they are equal, it emits nothing. Every event gets one verdict.
-Limits: the kernel reads only identities, orders, hashes and row numbers, never other columns. It does not change the
-state.
+retracts the stored row and asserts the winner's row. If the two rows are equal, the kernel emits nothing. Every event
+gets one verdict. Limits: the kernel reads only identities, orders, hashes and row numbers, never other columns.
+Resolving events does not change the state.
 """
 
 from __future__ import annotations
@@ -26,28 +26,37 @@ Empty = Callable[[int, Any], Any]
 
 LAST, FIRST, GREATEST, ERROR = 0, 1, 2, 3
 AHEAD = 16
-"""Number of keys between the current one and the key whose rows are prefetched."""
+"""Number of keys between the current key and the key whose rows are prefetched."""
 BAD, FORGOTTEN, LATE, STALE, TIE_LOST, SUPERSEDED, NOOP, APPLIED = 0, 1, 2, 3, 4, 5, 6, 7
 
 OCCUPIED, LIVE = 1 << 62, 1 << 61
 """Flags of a reference into the state: the entry exists, and its row is live (not a tombstone)."""
 LAPSED = 1 << 60
-"""Flag of a reference that expired at the start of the step; it no longer decides anything."""
+"""Flag of a reference that expired at the start of the step.
+
+The order of an expired entry no longer decides which event wins.
+"""
 NOBODY = 1 << 62
-"""First arrival number of generated events, which delete forgotten rows and keys that full contents lack."""
+"""First arrival number of generated events.
+
+A generated event deletes a forgotten row, or a key that is absent from full contents.
+"""
 OUTCOME, RETRACTS = 60, -(1 << 63)
 """Layout of an event's outcome.
 
-The verdict starts at bit 60. RETRACTS is set if the event retracts a row. In that case, the bits below 60 are the
-reference to this row. An applied event can retract a row. The deletion of a forgotten key can, too.
+The verdict starts at bit 60. RETRACTS is set if the event retracts a row. If RETRACTS is set, the bits below 60 are the
+reference to the retracted row. The events that can retract a row are applied events and deletions of forgotten keys.
 """
 ROW = (1 << OUTCOME) - 1
 NOTHING = -(1 << 62)
-"""Marks a missing order, in place of an event or a group."""
+"""A value in place of the number of an event or a group, which means that there is no order."""
 
 
 class SortedEvents(NamedTuple):
-    """The events of a step. The first four arrays are in the order of identities, the others in the order of rows."""
+    """The events of a step.
+
+    The first four arrays of this tuple are in the order of identities, and the rest are in the order of rows.
+    """
 
     permutation: Narrow
     """int32[n]: the row at each place, sorted by identity and within a key by time."""
@@ -73,9 +82,9 @@ class Prior(NamedTuple):
     """The state of each key at the start of the step."""
 
     place: Ints
-    """int64[g]: the index slot of the key, or the slot that it will get; -1 for none."""
+    """int64[g]: the index slot that the key has or will get, or -1 if there is no slot."""
     reference: Ints
-    """int64[g]: flags and the location of the row; 0 for a new key."""
+    """int64[g]: flags and the location of the row, or 0 for a new key."""
     value: Words
     """uint64[g]: the hash of the row."""
     order: Ints2d
@@ -90,17 +99,21 @@ class Rules(NamedTuple):
     """The rules that choose winners and decide whether orders are kept."""
 
     base: int
-    """Number of order words that come from ``order_by`` and, if it counts, from the event's own time."""
+    """Number of order words that come from ``order_by`` and, if the event's own time counts, from that time."""
     tie: int
     """The tie rule: LAST, FIRST, GREATEST or ERROR."""
     ties: bool
-    """Whether equal base words are a tie; false if arrival or a sequence alone decides."""
+    """Whether equal base words are a tie. If only arrival or a sequence decides, events with equal base words do not
+    tie."""
     keeps: bool
-    """Whether a key keeps its order, also after a delete."""
+    """Whether a key keeps its order, even after a delete."""
     since: int
-    """The value of ``since`` after the step. Of the versions of a key at or before it, only the last one remains."""
+    """The value of ``since`` after the step.
+
+    Of the versions of a key at or before ``since``, only the last version remains.
+    """
     over: bool = False
-    """Whether the events win over any stored order. Among themselves, they are resolved as usual."""
+    """Whether the events win over any stored order. The events of one step are compared with each other as usual."""
     forgets: bool = False
     """Whether forgotten rows disappear without a retraction."""
 
@@ -108,7 +121,8 @@ class Rules(NamedTuple):
 class Outcomes(NamedTuple):
     """The output arrays of `resolve_keys`.
 
-    The first two have an entry for each row. The others have entries for versions, sorted by key and then time.
+    The first two arrays of this tuple have an entry for each row. The rest have entries for versions, sorted by key and
+    then time.
 
     >>> one = lambda *values: np.array(values, np.int64)
     >>> words, few = np.array([7, 8], np.uint64), lambda *values: np.array(values, np.int32)
@@ -147,7 +161,10 @@ class Outcomes(NamedTuple):
     """int64[g]: the last version of each key, or -1 if it did not change."""
 
     def slice_versions(self, begin: int, end: int, first: int, stop: int) -> Outcomes:
-        """Slice the versions [begin, end) and the keys [first, stop); arrays by event are not sliced."""
+        """Slice the versions [begin, end) and the keys [first, stop).
+
+        Arrays with an entry for each event are not sliced.
+        """
         low = self.low[begin:end] if self.low.size else self.low
         time = self.time[begin:end] if self.time.size else self.time
         event = self.event[begin:end] if self.event.size else self.event
@@ -165,12 +182,12 @@ def allocate_outcomes(
     timed: bool = True,
     ordered: bool = True,
 ) -> Outcomes:
-    """Allocate the outcome arrays for ``rows`` events of ``groups`` keys, with at most one version for each event.
+    """Allocate the outcome arrays for ``rows`` events of ``groups`` keys. Each event gives at most one version.
 
     ``winners``, ``timed``, ``ordered``: whether a caller needs the winners, the times of versions, the events of
     versions. ``kept``: a function that allocates the arrays that the new batch keeps (identities, times, live flags).
-    These take 9 bytes for each row, plus 8 if ``wide`` and 8 if ``timed``. ``passing``: a function that allocates all
-    other arrays.
+    The outcome arrays take 9 bytes for each row, plus 8 bytes if ``wide`` and 8 bytes if ``timed``. ``passing``: a
+    function that allocates the arrays that the batch does not keep.
     """
     n = rows
     return Outcomes(
@@ -189,7 +206,7 @@ def allocate_outcomes(
 
 @kernel
 def _compare_words(a: Ints, i: int, b: Ints, j: int, begin: int, end: int) -> int:
-    """Compare words [begin, end) of row i of a with row j of b, left to right; return -1, 0 or 1."""
+    """Compare words [begin, end) of row i of a with those of row j of b, from left to right. Return -1, 0 or 1."""
     for w in range(begin, end):
         if a[i, w] != b[j, w]:
             return 1 if a[i, w] > b[j, w] else -1
@@ -198,7 +215,10 @@ def _compare_words(a: Ints, i: int, b: Ints, j: int, begin: int, end: int) -> in
 
 @kernel
 def _compare_order(order: Ints, row: int, prior: Ints, other: int, begin: int, end: int) -> int:
-    """Compare a row's order words with another row's or, if ``other`` is negative, with a group's stored order."""
+    """Compare the order words of ``row`` with those of ``other``, a second row.
+
+    If ``other`` is negative, compare the order words of ``row`` with the stored order of a group.
+    """
     if other >= 0:
         return _compare_words(order, row, order, other, begin, end)
     return _compare_words(order, row, prior, -1 - other, begin, end)
@@ -208,12 +228,11 @@ def _compare_order(order: Ints, row: int, prior: Ints, other: int, begin: int, e
 def _find_winner(
     permutation: Narrow, order: Ints, prior: Ints, outcome: Ints, begin: int, end: int, bound: int, base: int, tie: int
 ) -> int:
-    """Find the winning row among the places [begin, end), which have one key and time.
+    """Find the winning row among the places [begin, end).
 
-    Return -1 for none, or -2 - row for a tie that is an error.
-
-    ``bound``: the event or group that has the key's current order, or `NOTHING`. Writes the verdicts STALE and
-    TIE_LOST.
+    All rows in the range have the same key and the same time. Return -1 if no row wins, or -2 - row for a tie that is
+    an error. ``bound``: the event or group that has the key's current order, or `NOTHING`. Writes the verdicts STALE
+    and TIE_LOST.
     """
     words = order.shape[1]
     best = -1
@@ -261,7 +280,10 @@ def _write_loser_verdicts(
     base: int,
     ties: bool,
 ) -> None:
-    """Write the verdicts of the events that lost to ``best``, and whose order the key has after each event."""
+    """Write the verdicts of the events that lost to ``best``.
+
+    For each event, write which event or group has the order of the key after this event.
+    """
     for place in range(begin, end):
         row = permutation[place]
         if winner.size != 0:
@@ -275,7 +297,8 @@ def _write_loser_verdicts(
 def _prefetch_row(at_hash: np.uint64, at_mark: np.uint64, at_outcome: np.uint64, row: np.uint64) -> None:
     """Prefetch the words of a row that a later iteration reads.
 
-    Rows are in arrival order, so a mispredicted branch on a cache miss costs more than the rest of the loop.
+    Rows are in arrival order, so their words are often not in the cache. A mispredicted branch that waits for a word
+    from memory costs more than all other work of the loop.
     """
     prefetch(at_hash + (row << np.uint64(3)))
     prefetch(at_outcome + (row << np.uint64(3)))
@@ -287,8 +310,8 @@ def resolve_keys(events: SortedEvents, prior: Prior, rules: Rules, out: Outcomes
     """Resolve all events against the stored state, and write every array of ``out``. O(n), no allocation.
 
     Returns the number of updates, the number of versions, a row that ties under ERROR or -1, the change in live keys,
-    and the change in keys that have an order but no row. After such a tie, the output is invalid. Under ERROR the rows
-    of a key and time must be sorted by base words.
+    and the change in keys that have an order but no row. After a tie under ERROR, the output is invalid. Under the tie
+    rule ERROR, the rows that have the same key and the same time must be sorted by base words.
 
     >>> none, words, few = np.empty(0, np.int64), np.empty(0, np.uint64), np.zeros(1, np.int32)
     >>> events = SortedEvents(few[:0], few, words, words, few[:0], none, np.empty((0, 0), np.int64), words)

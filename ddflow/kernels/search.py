@@ -1,14 +1,14 @@
-"""Search a sorted batch for those keys of a step that no index has.
+"""Search a sorted batch for the keys of a step that are in no index.
 
-A batch may be mapped and much larger than any cache, so each step of a binary search would be a cache miss. Identities
-are uniform, so the row of a key can be interpolated from a known row. This is done three times, each with a prefetch,
-while earlier keys are processed. From the last estimated row, the search gallops: it doubles its distance until it has
-passed the key. If there are few rows for each key, the batch is scanned instead. `search_row_ranges` searches for
-identities of several words and their prefixes.
+A batch can be a mapped file that is much larger than any cache, so each step of a binary search would be a cache miss.
+Identities are uniform, so the row of a key can be interpolated from a known row. The search interpolates three times,
+each time with a prefetch, while it processes earlier keys. From the last estimated row, the search gallops: the
+distance doubles with each probe until a probe has passed the key. If the batch has few rows for each key, the search
+scans the batch without interpolation. `search_row_ranges` searches for identities of several words and their prefixes.
 
-Guarantees: finds the last row of an identity, which is the newest one; the time is logarithmic in the error of the
-estimate.
-Limits: does not check that the batch is sorted, but never reads outside it.
+Guarantees: the search finds the last row of an identity, which is its newest row. The time of a search is logarithmic
+in the error of the estimate.
+Limits: the search does not check that the batch is sorted, but it never reads outside the batch.
 """
 
 import numpy as np
@@ -19,16 +19,19 @@ from ddflow.kernels.ordered_tree import IdentityAddresses, Number
 from ddflow.kernels.pointer import load_u64, prefetch
 
 FAR, MIDDLE, NEAR = 24, 16, 8
-"""Numbers of keys between the current key and the keys whose rows are estimated: first, a second and a third time."""
+"""Three distances, in keys.
+
+The search estimates the row of a key three times, while it is these numbers of keys before the key.
+"""
 DENSE = 16
-"""Number of rows for each wanted key below which rows and keys are scanned side by side."""
+"""If a batch has fewer rows than this for each wanted key, rows and keys are scanned side by side."""
 LINE = 8
-"""Number of words in a cache line. A gallop begins with half a line."""
+"""Number of words in a cache line. The first distance of a gallop is half a cache line."""
 
 
 @kernel
 def _is_row_greater(part_high: np.uint64, part_low: np.uint64, row: int, high: np.uint64, low: np.uint64) -> bool:
-    """Return whether the identity at a row of the batch is greater than the wanted one."""
+    """Return whether the identity at a row of the batch is greater than the wanted identity."""
     there = load_u64(part_high + np.uint64(row << 3))
     if there != high or part_low == np.uint64(0):
         return bool(there > high)
@@ -37,7 +40,7 @@ def _is_row_greater(part_high: np.uint64, part_low: np.uint64, row: int, high: n
 
 @kernel
 def _is_row_equal(part_high: np.uint64, part_low: np.uint64, row: int, high: np.uint64, low: np.uint64) -> bool:
-    """Return whether the identity at a row of the batch is the wanted one."""
+    """Return whether the identity at a row of the batch is the wanted identity."""
     if load_u64(part_high + np.uint64(row << 3)) != high:
         return False
     return part_low == np.uint64(0) or bool(load_u64(part_low + np.uint64(row << 3)) == low)
@@ -47,7 +50,7 @@ def _is_row_equal(part_high: np.uint64, part_low: np.uint64, row: int, high: np.
 def _find_upper_bound(
     part_high: np.uint64, part_low: np.uint64, begin: int, end: int, guess: int, high: np.uint64, low: np.uint64
 ) -> int:
-    """Find the first row of [begin, end) whose identity is greater than the wanted one, or ``end``.
+    """Find the first row of [begin, end) whose identity is greater than the wanted identity, or ``end``.
 
     The search gallops from ``guess``, a row of that range. O(log of the error of ``guess``).
     """
@@ -75,7 +78,10 @@ def _find_upper_bound(
 
 @kernel
 def _interpolate_row(row: int, there: np.uint64, high: np.uint64, slope: float, begin: int, end: int) -> int:
-    """Estimate the row of ``high`` in [begin, end) from a row, its identity, and the rows per unit of identity."""
+    """Estimate the row of ``high`` in [begin, end).
+
+    The estimate uses a known row, its identity, and the number of rows per unit of identity.
+    """
     if high >= there:
         guess = row + int(np.float64(high - there) * slope)
     else:
@@ -108,7 +114,7 @@ def _search_by_scan(
     end: int,
     found: Ints,
 ) -> int:
-    """Search as `search_batch` does, for groups with few rows each. O(rows + groups)."""
+    """Search as `search_batch` does, for a batch with few rows for each wanted group. O(rows + groups)."""
     hits, row = 0, begin
     for i in range(wanted.size):
         here = starts[wanted[i]]
@@ -134,7 +140,7 @@ def _search_by_interpolation(
     end: int,
     found: Ints,
 ) -> int:
-    """Search as `search_batch` does, for groups with many rows each.
+    """Search as `search_batch` does, for a batch with many rows for each wanted group.
 
     ``found`` holds an estimated position for each group until the search reaches it.
     """
@@ -156,7 +162,7 @@ def _search_by_interpolation(
         if 0 <= i < n:
             seen = load_u64(part_high + np.uint64(found[i] << 3))
             found[i] = _interpolate_row(found[i], seen, high[starts[wanted[i]]], slope, begin, end)
-            # The key is usually in this cache line or a neighbouring one.
+            # The key is usually in this cache line or in a neighbouring line.
             prefetch(part_high + np.uint64(found[i] << 3) - half)
             prefetch(part_high + np.uint64(found[i] << 3) + half)
             if part_low != np.uint64(0):
@@ -186,16 +192,20 @@ def search_batch(
     begin: np.int64,
     found: Ints,
 ) -> int:
-    """Write the last row of each wanted group in a range of a batch, -1 for none; return the number of groups found.
+    """Write the last row of each wanted group in a range of a batch, or -1 if the group has no row there.
+
+    Return the number of groups found. O(m) expected, O(m log n) at worst.
 
     Input:
-    - high, low: uint64[k], sorted (low of size 0 for one-word identities).
-    - starts: int32[g], the row of ``high`` where each group begins. wanted: int64[m], ascending group numbers.
-    - part_high, part_low: addresses of uint64[n], sorted by (high, low), with repeated identities allowed (part_low 0
-      for one-word identities).
-    - begin: the first row of the part that counts.
+    - high, low, uint64[k]: the sorted identities of the step (low has size 0 for one-word identities).
+    - starts, int32[g]: the row of ``high`` where each group begins.
+    - wanted, int64[m]: the ascending numbers of the wanted groups.
+    - part_high, part_low: the addresses of uint64[n], the words of the batch's identities. The identities are sorted
+      and may be repeated (part_low is 0 for one-word identities).
+    - begin: the first row of the range to search.
 
-    Output: found int64[m], rows in [begin, n), or -1. O(m) expected, O(m log n) at worst.
+    Output:
+    - found, int64[m]: the last row of each wanted group in [begin, n), or -1.
 
     >>> words, one, found, nowhere = np.zeros(1, np.uint64), np.array([0]), np.empty(1, np.int64), np.uint64(0)
     >>> search_batch(words, words[:0], one, one, nowhere, nowhere, np.int64(0), np.int64(0), found), found.tolist()
@@ -226,7 +236,7 @@ def search_batch(
 
 @kernel
 def _compare_row(keys: IdentityAddresses, key: Number, rows: IdentityAddresses, row: Number) -> int:
-    """Compare a row with a key, using as many words as the key has; return -1, 0 or 1."""
+    """Compare a row with a key, by as many words as the key has. Return -1, 0 or 1."""
     mine, other = load_u64(rows.high + np.uint64(row << 3)), load_u64(keys.high + np.uint64(key << 3))
     if mine != other:
         return -1 if mine < other else 1
@@ -247,11 +257,14 @@ def _compare_row(keys: IdentityAddresses, key: Number, rows: IdentityAddresses, 
 def search_row_ranges(
     keys: IdentityAddresses, wanted: Ints, rows: IdentityAddresses, begin: Number, end: Number, first: Ints, last: Ints
 ) -> None:
-    """Find the range of rows of each key in a range of a batch.
+    """Find the rows of each key within a range of a batch. The rows of a key are adjacent. O(m log rows).
 
-    Input: wanted int64[m], the positions of keys, whose words ascend; keys may have fewer words than rows. begin, end:
-    the range of the batch.
-    Output: first, last int64[m], the rows [first, last) of each key. O(m log rows).
+    Input:
+    - wanted, int64[m]: the positions of the keys, whose words ascend. A key may have fewer words than a row.
+    - begin, end: the range of the batch.
+
+    Output:
+    - first, last, int64[m]: the rows [first, last) of each key.
 
     >>> words, few = np.empty(0, np.uint64), np.empty(0, np.int64)
     >>> none = IdentityAddresses.from_arrays(words, words, words.reshape(0, 0))

@@ -1,9 +1,9 @@
 """Sort rows by identity, and number equal identities.
 
-A counting sort by the leading bits distributes rows over buckets. Then each bucket is sorted. Identities are uniform,
-so a bucket has about one row. If a key has many rows, its large bucket is merged from its ascending runs.
-`sort_within_groups` then sorts by the other words of identities. `number_groups` numbers equal identities without
-sorting, which is faster for few groups.
+A counting sort by the leading bits distributes rows over buckets. The rows within each bucket are then sorted.
+Identities are uniform, so a bucket has about one row. If a key has many rows, the bucket of the key is large. A large
+bucket is sorted by merging its ascending sequences. `sort_within_groups` then sorts by the other words of identities.
+`number_groups` numbers equal identities without sorting, which is faster for few groups.
 
 Guarantees: the sort is stable, so events of one key keep their order of arrival.
 Limits: the kernels read only identities and numbers, never keys, times or other columns.
@@ -17,7 +17,7 @@ from ddflow.kernels.arrays import Ints, Narrow, Narrow2d, Words, Words2d
 from ddflow.kernels.compile import kernel
 
 CROWD = 24
-"""Number of rows above which a bucket is sorted by merging, not by insertion."""
+"""A bucket with more rows than this is sorted by merging, and a smaller bucket by insertion."""
 
 
 @kernel
@@ -30,7 +30,10 @@ def _is_identity_greater(high: Words, low: Words, i: int, j: int) -> bool:
 
 @kernel
 def _merge_runs(high: Words, low: Words, permutation: Narrow, begin: int, end: int) -> None:
-    """Sort the bucket [begin, end) by merging its ascending runs in pairs. O(m log runs) time, O(m) scratch."""
+    """Sort the bucket [begin, end) by merging its ascending sequences in pairs.
+
+    O(m log sequences) time, O(m) scratch.
+    """
     m = end - begin
     bounds = np.empty(m + 1, np.int64)
     runs = 1
@@ -90,9 +93,10 @@ def _insertion_sort(high: Words, low: Words, permutation: Narrow, begin: int, en
 
 @kernel
 def count_buckets(high: Words, bits: np.int64, counts: Narrow) -> None:
-    """Count identities by their leading bits.
+    """Count identities by their leading bits. O(n + 2**bits).
 
-    Input: high uint64[n]. Output: counts int32[2**bits]. O(n + 2**bits).
+    - high, uint64[n]: the first words of the identities.
+    - counts, int32[2**bits]: the number of identities in each bucket, which the kernel writes.
 
     >>> counts = np.empty(2, np.int32)
     >>> count_buckets(np.array([1, 2**63, 2], np.uint64), np.int64(1), counts)
@@ -117,11 +121,11 @@ def count_buckets(high: Words, bits: np.int64, counts: Narrow) -> None:
 
 @kernel
 def compute_bucket_starts(counts: Narrow2d) -> None:
-    """Convert counts to the position where each span's rows begin in each bucket.
+    """Convert counts to positions. A position says where the rows of a span begin in a bucket. O(size).
 
-    Within a bucket, spans follow each other.
+    Within a bucket, the rows of one span follow the rows of the previous span.
 
-    counts int32[spans, buckets], updated. O(size).
+    - counts, int32[spans, buckets]: the counts, which the kernel replaces by positions.
 
     >>> counts = np.array([[2, 1], [1, 0]], np.int32)
     >>> compute_bucket_starts(counts)
@@ -147,11 +151,16 @@ def fill_buckets(
     sorted_high: Words,
     sorted_low: Words,
 ) -> None:
-    """Distribute the rows of a span over the buckets, in their order.
+    """Distribute the rows of a span over the buckets. Rows of one bucket keep their order. O(n).
 
-    Input: high, low uint64[n] of the span (low of size 0 for one-word identities). first: the number of its first row.
-    at int32[2**bits], the start of the span in each bucket, updated to its end.
-    Output, by place: permutation int32, sorted_high and sorted_low uint64. O(n).
+    Input:
+    - high, low, uint64[n]: the identities of the span (low has size 0 for one-word identities).
+    - first: the number of the span's first row.
+    - at, int32[2**bits]: where the rows of the span begin in each bucket. The kernel replaces this by where they end.
+
+    Output:
+    - permutation, int32: the row at each place.
+    - sorted_high, sorted_low, uint64: the identity at each place.
 
     >>> at, out = np.array([0, 1], np.int32), np.empty(2, np.int32)
     >>> ids, none = np.empty(2, np.uint64), np.empty(0, np.uint64)
@@ -175,8 +184,12 @@ def sort_buckets(
 ) -> None:
     """Sort the buckets [begin, stop) by identity, stably and in place.
 
-    Input: ends int32[buckets], where each bucket ends. Updated: permutation int32[n], sorted_high and sorted_low
-    uint64[n]. O(n) for uniform identities. At worst O(n log n), with scratch memory for the largest bucket.
+    The run time is O(n) for uniform identities. The worst case is O(n log n), with scratch memory for the largest
+    bucket.
+
+    - ends, int32[buckets]: where each bucket ends.
+    - permutation, int32[n]: the row at each place, which the kernel updates.
+    - sorted_high, sorted_low, uint64[n]: the identity at each place, which the kernel updates.
 
     >>> out, ids = np.array([0, 1], np.int32), np.array([9, 4], np.uint64)
     >>> sort_buckets(np.array([2], np.int32), np.int64(0), np.int64(1), out, ids, np.empty(0, np.uint64))
@@ -188,7 +201,8 @@ def sort_buckets(
     for bucket in range(begin, stop):
         crowded |= ends[bucket] - (ends[bucket - 1] if bucket > 0 else 0) > CROWD
     if not crowded:
-        # Buckets ascend, so one pass over all of them sorts each of them. Only an inversion mispredicts a branch.
+        # Buckets ascend, so one insertion pass over all buckets sorts the rows of each bucket. The processor
+        # mispredicts a branch only where two rows are in the wrong order.
         last: Any = np.int64(ends[stop - 1])
         _insertion_sort(sorted_high, sorted_low, permutation, first, last)
         return
@@ -203,9 +217,14 @@ def sort_buckets(
 
 @kernel
 def find_group_starts(sorted_high: Words, sorted_low: Words, starts: Narrow) -> int:
-    """Write the start of each run of equal identities, and ``n`` after the last; return the number of runs.
+    """Write where each group of equal identities begins, and then ``n``. Return the number of groups. O(n).
 
-    Input: sorted_high, sorted_low uint64[n], sorted. Output: starts int32[n + 1], filled up to the count. O(n).
+    Input:
+    - sorted_high, sorted_low, uint64[n]: the sorted identities.
+
+    Output:
+    - starts, int32[n + 1]: the place where each group begins, and then ``n``. The kernel leaves later elements
+      unchanged.
 
     >>> starts = np.empty(4, np.int32)
     >>> find_group_starts(np.array([5, 5, 7], np.uint64), np.empty(0, np.uint64), starts), starts[:3].tolist()
@@ -235,11 +254,15 @@ def sort_rows(
     sorted_low: Words,
     starts: Narrow,
 ) -> int:
-    """Sort rows by identity, stably, as one span, with all of the steps above; return the number of keys.
+    """Sort rows by identity, stably, as one span. This kernel does all steps of the sort. Return the number of keys.
 
-    Input: high, low uint64[n], low of size 0 for one-word identities. Scratch: at int32[1, 2**bits].
-    Output: permutation int32[n], sorted_high and sorted_low uint64, starts int32[n + 1] as in `find_group_starts`. O(n
-    + 2**bits).
+    O(n + 2**bits).
+
+    - high, low, uint64[n]: the identities (low has size 0 for one-word identities).
+    - at, int32[1, 2**bits]: scratch memory.
+    - permutation, int32[n]: the row at each place, which the kernel writes.
+    - sorted_high, sorted_low, uint64: the identity at each place, which the kernel writes.
+    - starts, int32[n + 1]: the place where each key begins, as in `find_group_starts`.
 
     >>> ids, none = np.array([9, 4], np.uint64), np.empty(0, np.uint64)
     >>> at, out, starts = np.empty((1, 2), np.int32), np.empty(2, np.int32), np.empty(3, np.int32)
@@ -256,9 +279,9 @@ def sort_rows(
 
 @kernel
 def find_range_and_order(words: Ints) -> tuple[int, int, bool]:
-    """Find the least and the greatest word, and whether the words ascend.
+    """Find the least and the greatest word, and find out whether the words ascend. O(n).
 
-    Input: words int64[n], at least one. O(n).
+    - words, int64[n]: the words, at least one.
 
     >>> find_range_and_order(np.array([4, 9, 2]))
     (2, 9, False)
@@ -274,10 +297,14 @@ def find_range_and_order(words: Ints) -> tuple[int, int, bool]:
 
 @kernel
 def order_by_rank(ranks: Narrow, second: Ints, size: np.int64, out: Ints) -> None:
-    """Write the stable order of rows by (rank, second) with a counting sort, for small ranks.
+    """Write the stable order of rows by (rank, second) with a counting sort, for small ranks. O(n + size).
 
-    Input: ranks int32[n] in [0, size). second int64[n] of 0 and 1, or size 0 to sort by rank alone.
-    Output: out int64[n], the row at each place. O(n + size).
+    Input:
+    - ranks, int32[n]: the rank of each row, in [0, size).
+    - second, int64[n]: 0 or 1 for each row. If ``second`` has size 0, the kernel sorts by rank alone.
+
+    Output:
+    - out, int64[n]: the row at each place.
 
     >>> out = np.empty(3, np.int64)
     >>> order_by_rank(np.array([1, 0, 1], np.int32), np.array([1, 0, 0]), np.int64(2), out)
@@ -310,11 +337,14 @@ def _compare_rows(low: Words, more: Words, one: int, other: int) -> int:
 def sort_within_groups(
     permutation: Narrow, groups: Narrow, low: Words, more: Words2d, scratch: Narrow, starts: Narrow
 ) -> int:
-    """Sort the rows of each group by their other words; return the number of identities.
+    """Sort the rows of each group by the other words of their identities. Return the number of identities. O(n log n).
 
-    Input: permutation int32[n], rows sorted by first word, updated. groups int32[g + 1], places where first words
-    begin. low uint64[n] and more uint64[n, w], by row. Scratch: scratch int32[n].
-    Output: starts int32[n + 1], places where identities begin, then n. O(n log n).
+    - permutation, int32[n]: the rows sorted by first word. The kernel sorts them further.
+    - groups, int32[g + 1]: the place where each first word begins.
+    - low, uint64[n]: the second word of each row.
+    - more, uint64[n, w]: the words of each row after the second word.
+    - scratch, int32[n]: scratch memory.
+    - starts, int32[n + 1]: the place where each identity begins, and then n. The kernel writes this array.
 
     >>> one, none = np.zeros(1, np.int32), np.empty((1, 0), np.uint64)
     >>> sort_within_groups(one, np.array([0, 1], np.int32), np.ones(1, np.uint64), none, one.copy(), np.empty(2,
@@ -360,12 +390,12 @@ def sort_within_groups(
 
 @kernel
 def number_groups(high: Words, low: Words, bits: np.int64, table: Narrow, groups: Narrow, first: Ints) -> int:
-    """Assign a number to each group of equal identities, and return the number of groups.
+    """Assign a number to each group of equal identities, and return the number of groups. O(n) expected.
 
-    Input: high, low uint64[n] (low of size 0 for one-word identities). Scratch: table int32[2**bits], all -1, larger
-    than n.
-    Output: groups int32[n], the group number of each row. first int64, with space for all groups, the first row of
-    each. O(n) expected.
+    - high, low, uint64[n]: the identity of each row (low has size 0 for one-word identities).
+    - table, int32[2**bits]: scratch memory, all -1. The table must be larger than n.
+    - groups, int32[n]: the group number of each row, which the kernel writes.
+    - first, int64: the first row of each group, which the kernel writes. The array must have space for all groups.
 
     >>> number_groups(np.zeros(1, np.uint64), np.empty(0, np.uint64), np.int64(1), np.full(2, -1, np.int32),
     ...       np.empty(1, np.int32), np.empty(1, np.int64))

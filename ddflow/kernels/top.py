@@ -1,7 +1,8 @@
 """Compute the first rows of ordered groups, and their changes at each time of a step.
 
 The stored rows of a group and its rows of the step are merged in order. A row of multiplicity m takes m places, counted
-from 0. The window is the places ``offset`` to ``limit`` - 1. Later rows are read only if an earlier row changes.
+from 0. The window has the places ``offset`` to ``limit`` - 1. The kernel reads rows after the window only if an earlier
+row changes.
 
 >>> import numpy as np
 >>> one, few = lambda *values: np.array(values, np.int64), lambda *values: np.array(values, np.int32)
@@ -23,7 +24,10 @@ from ddflow.kernels.pointer import load_u64
 
 Number = Any
 BEFORE, BEGIN, END = 0, 1, 2
-"""Columns with an entry for each row: the number of places before it, and where its window begins and ends."""
+"""Columns with an entry for each row.
+
+The entry of a row has the number of places before the row, and the begin and the end of its window.
+"""
 
 
 @kernel
@@ -38,34 +42,26 @@ def _compare_words(one: np.uint64, other: np.uint64, n: np.int64) -> int:
 
 @kernel
 def merge_top_rows(
-    first: Ints,
-    order: np.uint64,
-    prior: Ints,
-    last: Ints,
-    most: Ints,
-    begins: Ints,
-    words: np.uint64,
-    references: Ints,
-    values: Ints,
+    first: Ints,  # int64[g + 1]: where the step's rows of each group begin
+    order: np.uint64,  # the address of the words of the step's rows, ``wide`` words for each row
+    prior: Ints,  # int64[m]: the multiplicity that each row of the step had before the step
+    last: Ints,  # int64[m]: the reference of each row's last version, -1 for no change
+    most: Ints,  # int64[g]: the requested number of rows of each group
+    begins: Ints,  # int64[g + 1]: where the stored rows of each group begin
+    words: np.uint64,  # the address of the words of the stored rows, ``wide`` words for each row
+    references: Ints,  # int64[r]: the reference of each stored row
+    values: Ints,  # int64[r]: the multiplicity of each stored row
     wide: np.int64,
-    tied: np.int64,
-    merged: Ints,
-    held: Ints,
-    ties: Flags,
-    place: Ints,
-    ends: Ints,
+    tied: np.int64,  # the number of words that decide ties
+    merged: Ints,  # int64[m + r]: the reference of each merged row
+    held: Ints,  # int64[m + r]: the multiplicity of each merged row
+    ties: Flags,  # uint8[m + r]: 1 for each merged row that ties with the previous row
+    place: Ints,  # int64[m]: the position of each row of the step, -1 for a row beyond all requested rows
+    ends: Ints,  # int64[g + 1]: where the merged rows of each group begin
 ) -> int:
-    """Merge the rows of a step with the first stored rows of groups; return the number of merged rows. O(m + r).
+    """Merge the rows of a step with the first stored rows of groups. Return the number of merged rows. O(m + r).
 
-    Input, for the m rows of the step: first int64[g + 1], where groups begin. prior int64[m], multiplicities before.
-    last int64[m], references, -1 for no change.
-    Input, for the r rows found: begins int64[g + 1], where groups begin. references, values int64[r].
-    Input, for both: order, words, the addresses of their words, ``wide`` per row. tied: the number of words that decide
-    ties. most int64[g], the number of rows requested.
-
-    Output: merged (references) and held (multiplicities) int64[m + r]. ties uint8[m + r], 1 for a tie with the previous
-    row. place int64[m], the position of a row of the step, -1 beyond all requested rows. ends int64[g + 1], where
-    groups begin.
+    The step has m rows, and the kernel merges them with r stored rows. The signature describes the arguments.
 
     >>> one, word, none = np.array([0, 1]), np.array([[7]], np.uint64), np.empty(0, np.int64)
     >>> out = [np.empty(1, np.int64), np.empty(1, np.int64), np.empty(1, np.uint8), np.empty(1, np.int64), one.copy()]
@@ -104,29 +100,25 @@ def merge_top_rows(
 
 @kernel
 def compute_window_updates(
-    ends: Ints,
-    held: Ints,
-    begins: Ints,
-    places: Ints,
-    ranks: Narrow,
-    counts: Ints,
+    ends: Ints,  # int64[g + 1]: where the rows of each group begin
+    held: Ints,  # int64[n]: the multiplicity of each row before the step, which the kernel updates
+    begins: Ints,  # int64[g + 1]: where the changes of each group begin, in ascending time
+    places: Ints,  # int64[c]: the row that each change affects
+    ranks: Narrow,  # int32[c]: the rank of each change's time
+    counts: Ints,  # int64[c]: the new multiplicity of each changed row
     offset: np.int64,
     limit: np.int64,
-    ranked: bool,
-    windows: Ints2d,
-    out_rank: Narrow,
-    out_row: Ints,
-    out_diff: Ints,
-    out_place: Ints,
+    ranked: bool,  # whether each place is a separate row
+    windows: Ints2d,  # int64[n, 3]: the number of places before each row, and the row's window after the step
+    out_rank: Narrow,  # int32[room]: the rank of each update's time
+    out_row: Ints,  # int64[room]: the row of each update
+    out_diff: Ints,  # int64[room]: the diff of each update
+    out_place: Ints,  # int64[room]: the place of each update, if ``ranked`` is set
 ) -> int:
-    """Compute how each row's window changes at each time of a step.
+    """Compute how each row's window changes at each time of a step. O(c + n), and O(limit) per group and time.
 
-    Input: ends int64[g + 1], where the groups of n rows begin. held int64[n], multiplicities, changed. begins int64[g +
-    1], where the c changes of groups begin, in ascending time. places int64[c], the changed rows; ranks int32[c], of
-    times; counts int64[c], their new multiplicities. ranked: whether each place is a separate row. Output: windows
-    int64[n, 3], the places before a row and its window after the step. out_* [room], by group and time: the rank, the
-    row, its diff, and the place if ``ranked``. Returns the number of updates; those beyond the room are only counted.
-    O(c + n), and O(limit) per group and time.
+    The signature describes the arguments: there are n rows and c changes of rows. Updates are sorted by group, then by
+    time. Returns the number of updates. Updates that do not fit in the arrays are counted but not written.
 
     >>> one, none = np.array([0, 0]), np.empty(0, np.int64)
     >>> ranks, windows = np.empty(0, np.int32), np.empty((0, 3), np.int64)
@@ -136,7 +128,7 @@ def compute_window_updates(
     written = 0
     windows[:] = 0
     for g in range(ends.size - 1):
-        # Rank -1 computes the windows before the step and emits no updates.
+        # For rank -1, the kernel computes the windows before the step and emits no updates.
         first, stop, at, rank = ends[g], ends[g + 1], begins[g], np.int32(-1)
         edge = least = first
         while True:
@@ -187,7 +179,7 @@ def _add_update(
     diff: Number,
     place: Number,
 ) -> Number:
-    """Write an update if there is space for it; return the position of the next one."""
+    """Write an update if there is space for it. Return the position of the next update."""
     if at < ranks.size:
         ranks[at], rows[at], diffs[at], places[at] = rank, row, diff, place
     return at + 1
@@ -195,30 +187,23 @@ def _add_update(
 
 @kernel
 def list_first_rows(
-    ends: Ints,
-    held: Ints,
-    skipped: Flags,
-    cells: Ints,
-    begins: Ints,
-    places: Ints,
-    counts: Ints,
-    limit: np.int64,
-    there: Flags,
-    stops: Ints,
-    out: Ints,
+    ends: Ints,  # int64[g + 1]: where the rows of each group begin
+    held: Ints,  # int64[n]: the multiplicity of each row before the step, which the kernel updates
+    skipped: Flags,  # uint8[n]: 1 for each row to leave out
+    cells: Ints,  # int64[g + 1]: where the cells of each group begin
+    begins: Ints,  # int64[c + 1]: where the changes of each cell begin
+    places: Ints,  # int64[k]: the row that each change affects, -1 for a row that is not among the n rows
+    counts: Ints,  # int64[k]: the new multiplicity of each changed row
+    limit: np.int64,  # the maximum number of listed rows of a state
+    there: Flags,  # uint8[g + c]: 1 for each state that has any row
+    stops: Ints,  # int64[g + c + 1]: where the listed rows of each state begin
+    out: Ints,  # int64[room]: the listed rows
 ) -> int:
-    """List the first rows of each state of each group; return their number.
+    """List the first rows of each state of each group. Return the number of these rows.
 
-    Rows that do not fit in ``out`` are only counted.
-
-    Input, for the n rows: ends int64[g + 1], where groups begin. held int64[n], multiplicities before, changed. skipped
-    uint8[n].
-    Input, for the c cells and k changes: cells int64[g + 1] and begins int64[c + 1], where cells and changes begin.
-    places int64[k], the changed rows, -1 for a row outside. counts int64[k], their new multiplicities. limit: rows per
-    state.
-    Output: there uint8[g + c], whether a state has any row. stops int64[g + c + 1], where the rows of states begin. out
-    int64[room], the rows. O(n + k + rows written), plus, for each state, the rows that were added and removed before
-    the listed ones.
+    Rows that do not fit in ``out`` are counted but not written. The signature describes the arguments: there are n
+    rows, c cells and k changes. O(n + k + rows written), plus, for each state, the number of added and removed rows
+    that precede its listed rows.
 
     >>> none, no = np.empty(0, np.int64), np.empty(0, np.uint8)
     >>> list_first_rows(np.zeros(1, np.int64), none, no, np.zeros(1, np.int64), np.zeros(1, np.int64), none, none, 1,

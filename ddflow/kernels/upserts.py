@@ -1,13 +1,13 @@
-"""Turn diffs back into upserts: after each time, the greatest row of each key, or all of its rows.
+"""Turn diffs back into upserts. The result has, after each time, the greatest row of each key, or all rows of each key.
 
-A *candidate* of a key is a row that is stored or that an update inserts or retracts. The candidates of a key are
-adjacent and numbered in ascending order of their rows. Stored rows are in *cells*, int64[m, 4] with four columns: NEXT,
-the next cell of the key or of the free list, -1 for none. COUNT, the multiplicity, 0 for a free cell. HASH, the hash of
-the values without the key. REF, the location of the row.
+A *candidate* of a key is a stored row, or a row that an update inserts or retracts. The candidates of a key are
+adjacent and numbered in ascending order of their rows. Stored rows are in *cells*, an int64[m, 4] with four columns.
+NEXT is the next cell of the key or of the free list, or -1 if there is none. COUNT is the multiplicity, or 0 for a free
+cell. HASH is the hash of the values without the key. REF is the location of the row.
 
-Guarantees: the diffs of one time are summed before they are applied, so a row that is retracted and inserted at one
-time is never missing. A hidden row reappears when the greater row is retracted. No loop goes through all candidates of
-a key for each update.
+Guarantees: the diffs of one time are summed before they are applied, so a row that is both retracted and inserted at
+one time is not treated as absent. A hidden row reappears when the greater row is retracted. No loop reads all
+candidates of a key for each update.
 """
 
 import numpy as np
@@ -17,11 +17,11 @@ from ddflow.kernels.compile import kernel
 
 NEXT, COUNT, HASH, REF = 0, 1, 2, 3
 GONE = -1
-"""Marks, in place of a candidate, a key that shows no row."""
+"""A value in place of the number of a candidate, which means that the key has no visible row."""
 SEVERAL, ABSENT, OVERFLOW = 1, 2, 3
 """Reasons why a step fails: a key has several rows, a retracted row is absent, or a sum overflows int64."""
 FEW = 24
-"""Number of candidates and updates of a key above which a hash table finds equal rows."""
+"""A hash table is used to find equal rows if a key has more candidates and updates than this."""
 
 
 @kernel
@@ -35,7 +35,7 @@ def _sum_overflows(a: int, b: int) -> bool:
 def count_chained_cells(cells: Ints2d, heads: Ints) -> int:
     """Count the cells of the chains that begin at ``heads``. O(cells of these chains).
 
-    Input: heads int64[g], -1 for an empty chain.
+    - heads, int64[g]: the first cell of each chain, -1 for an empty chain.
 
     >>> count_chained_cells(np.array([[1, 1, 0, 0], [-1, 1, 0, 0]]), np.array([0, -1]))
     2
@@ -51,26 +51,23 @@ def count_chained_cells(cells: Ints2d, heads: Ints) -> int:
 
 @kernel
 def list_candidates(
-    permutation: Narrow,
-    starts: Narrow,
-    hashes: Ints,
-    cells: Ints2d,
-    heads: Ints,
-    first: Ints,
-    cell: Ints,
-    row: Ints,
-    count: Ints,
-    hashed: Ints,
-    candidate: Narrow,
+    permutation: Narrow,  # int32[n]: the updates, sorted by key
+    starts: Narrow,  # int32[g + 1]: the place where each key begins
+    hashes: Ints,  # int64[n]: the hash of each update's row
+    cells: Ints2d,  # the stored rows
+    heads: Ints,  # int64[g]: the first cell of each key, -1 for a key without a cell
+    first: Ints,  # int64[g + 1]: where the candidates of each key begin
+    cell: Ints,  # the cell of each candidate, -1 for a new candidate
+    row: Ints,  # the first update of each candidate, -1 for a stored row
+    count: Ints,  # the multiplicity of each candidate, 0 for a new candidate
+    hashed: Ints,  # the hash of each candidate
+    candidate: Narrow,  # int32[n]: the candidate of the update at each place
 ) -> None:
     """List the candidates of each key, stored rows first, and assign each update to its candidate.
 
-    Input: permutation int32[n], rows sorted by key. starts int32[g + 1], places. hashes int64[n], by row. cells. heads
-    int64[g], the first cell of each key or -1.
-    Output: first int64[g + 1], where the candidates of each key begin. By candidate, sized for the held rows plus n:
-    cell and count (-1 and 0 for a new one), row (its first update, -1 for a held row), hashed. candidate int32[n], by
-    place.
-    O(n + held) expected; scratch of the largest key.
+    The signature describes the arguments. The arrays from ``cell`` to ``hashed`` have an element for each candidate.
+    The size of these arrays is n plus the number of stored rows.
+    O(n + stored rows) expected, with scratch memory for the largest key.
 
     >>> few, ints = lambda *values: np.array(values, np.int32), lambda *values: np.array(values, np.int64)
     >>> held, at = np.array([[-1, 3, 8, 0]]), few(0, 0)
@@ -123,11 +120,11 @@ def list_candidates(
 def _apply_net_diffs(
     permutation: Narrow, begin: int, end: int, diffs: Ints, candidate: Narrow, net: Ints, count: Ints, entered: Narrow
 ) -> tuple[int, int, bool, int, int]:
-    """Sum the diffs in the run [begin, end) of one key and time, then apply the sums to the counts.
+    """Sum the diffs in the range [begin, end), which has one key and one time. Then apply the sums to the counts.
 
     net: all 0, and 0 again afterwards unless the step is refused. entered: output, the candidates that appear.
-    Returns how many candidates appeared, how many disappeared, whether a count changed, the reason for a failure or 0,
-    and its place.
+    Returns five numbers: how many candidates appeared, how many candidates disappeared, whether a count changed, the
+    reason for a failure (0 for none), and the place of the failure.
     """
     for place in range(begin, end):
         c, diff = candidate[place], diffs[permutation[place]]
@@ -157,7 +154,7 @@ def _apply_net_diffs(
 
 @kernel
 def _push_candidate(heap: Ints, size: int, c: int) -> int:
-    """Push a candidate on the max-heap, and return the new size."""
+    """Push a candidate on the max-heap, and return the new size of the heap."""
     at = size
     while at > 0 and heap[(at - 1) // 2] < c:
         heap[at] = heap[(at - 1) // 2]
@@ -168,7 +165,7 @@ def _push_candidate(heap: Ints, size: int, c: int) -> int:
 
 @kernel
 def _pop_greatest(heap: Ints, size: int) -> int:
-    """Remove the greatest candidate from the heap and return the new size."""
+    """Remove the greatest candidate from the heap, and return the new size of the heap."""
     size -= 1
     c, at = heap[size], 0
     while 2 * at + 1 < size:
@@ -185,29 +182,25 @@ def _pop_greatest(heap: Ints, size: int) -> int:
 
 @kernel
 def find_changes_of_greatest(
-    permutation: Narrow,
-    starts: Narrow,
-    ranks: Narrow,
-    diffs: Ints,
-    candidate: Narrow,
-    first: Ints,
-    unique: bool,
-    count: Ints,
-    net: Ints,
-    heap: Ints,
-    entered: Narrow,
-    out_row: Ints,
-    out_shown: Ints,
+    permutation: Narrow,  # int32[n]: the updates, sorted by key, then by time
+    starts: Narrow,  # int32[g + 1]: the place where each key begins
+    ranks: Narrow,  # int32[n]: the rank of each update's time
+    diffs: Ints,  # int64[n]: the diff of each update
+    candidate: Narrow,  # int32[n]: the candidate of the update at each place
+    first: Ints,  # int64[g + 1]: where the candidates of each key begin; the candidates of a key ascend
+    unique: bool,  # whether the kernel refuses a key with several rows
+    count: Ints,  # int64[m]: the multiplicity of each candidate, which the kernel updates
+    net: Ints,  # int64[m]: scratch memory, all 0
+    heap: Ints,  # int64[m + n]: scratch memory
+    entered: Narrow,  # int32[n]: scratch memory
+    out_row: Ints,  # int64[n]: for each change, the first update of the key at that time
+    out_shown: Ints,  # int64[n]: for each change, the candidate that the key shows, or `GONE`
 ) -> tuple[int, int, int, int]:
     """Find the times at which the greatest candidate of a key changes or disappears.
 
-    Input: permutation int32[n], rows sorted by key, then time. starts int32[g + 1], places. ranks int32[n], of times,
-    and diffs int64[n], by row. candidate int32[n], by place. first int64[g + 1]; the candidates of a key ascend.
-    unique: refuse a key with several rows. count int64[m], updated to the new multiplicities.
-    Scratch: net int64[m], all 0; heap int64[m + n]; entered int32[n].
-    Output: out_row int64[n], the key's first update at that time. out_shown int64[n], the candidate or `GONE`.
-    Returns the number of changes, the reason for a failure or 0, and the key and place of the first failure by row.
-    After a failure, count has that key's multiplicities at that time. O((n + m) log of the candidates of a key).
+    The signature describes the arguments. Returns four numbers: the number of changes, the reason for a failure (0 if
+    there is no failure), and the key and the place of the failure whose row is first. After a failure, ``count`` has
+    the multiplicities of the failed key at the time of the failure. O((n + m) log of the candidates of a key).
 
     >>> few, ints = lambda *values: np.array(values, np.int32), lambda *values: np.array(values, np.int64)
     >>> find_changes_of_greatest(few(0), few(0, 1), few(0), ints(-1), few(0), ints(0, 1), False, ints(0), ints(0),
@@ -259,12 +252,20 @@ def find_changes_of_greatest(
 def write_cells(
     first: Ints, cell: Ints, count: Ints, hashed: Ints, refs: Ints, cells: Ints2d, free: int, used: int, heads: Ints
 ) -> tuple[int, int, int]:
-    """Write the new rows of each key into the cells.
+    """Write the new rows of each key into the cells. O(m).
 
-    Input: first int64[g + 1]. cell, count, hashed int64[m], by candidate. refs int64[m], for new candidates. free: the
-    first free cell or -1. used: the number of cells taken or free. The cells must have space for all new candidates
-    with a count.
-    Output: cells, updated; heads int64[g]. Returns the new free, the new used, and the change in held rows. O(m).
+    Input:
+    - first, int64[g + 1]: where the candidates of each key begin.
+    - cell, count, hashed, int64[m]: the cell, the multiplicity and the hash of each candidate.
+    - refs, int64[m]: the row reference of each new candidate.
+    - free: the first free cell, or -1.
+    - used: the number of cells that are taken or free.
+
+    Output:
+    - cells: the cells, which the kernel updates. The array must have space for all new candidates with a count.
+    - heads, int64[g]: the first cell of each key.
+
+    Returns the new value of ``free``, the new value of ``used``, and the change in the number of stored rows.
 
     >>> one, cells = np.ones(1, np.int64), np.zeros((2, 4), np.int64)
     >>> heads = one.copy()
@@ -317,7 +318,10 @@ def _heap_sort(values: Narrow, n: int) -> None:
 
 @kernel
 def _merge_sorted(values: Narrow, n: int, others: Narrow, m: int) -> None:
-    """Merge m ascending values into n ascending ones from the end; the array has space for n + m. O(n + m)."""
+    """Merge m ascending values into n ascending values, starting at the end.
+
+    The array has space for n + m values. O(n + m).
+    """
     i, j = n - 1, m - 1
     for at in range(n + m - 1, -1, -1):
         if j < 0 or (i >= 0 and values[i] > others[j]):
@@ -338,20 +342,18 @@ def list_rows_per_time(
     first: Ints,
     count: Ints,
     net: Ints,
-    live: Narrow,
+    live: Narrow,  # int32[m]: scratch memory
     entered: Narrow,
     out_row: Ints,
-    out_size: Ints,
-    listed: Ints,
-    counted: Ints,
+    out_size: Ints,  # int64[n]: the number of candidates in each list, 0 for a key without rows
+    listed: Ints,  # int64[room]: the ascending candidates of the lists, as far as there is space
+    counted: Ints,  # int64[room]: the multiplicity of each listed candidate
 ) -> tuple[int, int, int, int, int]:
-    """List all rows of a key after each time that changes them.
+    """List all rows of a key after each time at which they change.
 
-    Takes the arguments of `find_changes_of_greatest`, except live int32[m], scratch.
-    Output: out_size int64[n], the number of candidates in each list, 0 for a key without rows. listed, counted
-    int64[room], filled up to their size: the ascending candidates of the lists and their counts.
-    Returns the number of lists, the space that they need, and the failure in the form of `find_changes_of_greatest`.
-    O(n + m) plus, for each list, its length and the logarithm of the length.
+    The signature describes the arguments that `find_changes_of_greatest` does not have. Returns the number of lists,
+    the space that the lists need, and the failure, encoded as `find_changes_of_greatest` encodes it. O(n + m) plus, for
+    each list, its length and the logarithm of the length.
 
     >>> few, ints = lambda *values: np.array(values, np.int32), lambda *values: np.array(values, np.int64)
     >>> listed = ints(9, 9)

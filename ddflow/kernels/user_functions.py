@@ -1,13 +1,14 @@
 """Compile user functions into the loops that call them: mergers, transitions of machines, and aggregates.
 
-A call that is not inlined would dominate the run time, so each function is compiled together with its loops. Compiled
-loops stay in memory until the process ends. They are never cached on disk, because the code of a function may change
-between runs. Mergers and machines get records, which the loops copy as bytes. The state of an aggregate is a tuple of
-int64 and doubles, one word each.
+A call that is not inlined would dominate the run time, so each function is compiled together with its loops. The
+compiled loops stay in memory until the process ends. The compiled loops are never cached on disk, because the code of a
+function can change between runs. Mergers and machines get records, which the loops copy as bytes. The state of an
+aggregate is a tuple of int64 values and doubles. Each element of this tuple takes one word.
 
-Guarantees: a loop writes the function's result for each key. It calls the function for one event after the other, in
-the order of the walk. A call can write only to zeroed memory or to the memory of its own key. A fault is returned as a
-code and a row; exceptions propagate. Equal states of a machine or an aggregate have equal bytes.
+Guarantees: a loop writes the function's result for each key. A loop calls the function for one event after the other,
+in the order of the walk. A call can write only to zeroed memory or to the memory of its own key. A fault of a user
+function is returned as a code and a row. An exception is not caught. Equal states of a machine or an aggregate have
+equal bytes.
 """
 
 from __future__ import annotations
@@ -30,14 +31,15 @@ Kind = np.dtype[Any]
 Fields = Ints
 """int64[f, 6], for each column, as listed below.
 
-The offset of the value in a record; its size in bytes; the offset of the null flag; whether the value may not change;
-whether it may not be null; the size in bytes for a float, else 0.
+The numbers of a column are: the offset of the value in a record; the size of the value in bytes; the offset of the null
+flag; whether the value must not change; whether the value must not be null; and, for a float, the size in bytes, or
+otherwise 0.
 """
 FINE, CHANGED, NULL, TOO_MANY, UNSOUND = range(5)
 """Codes of faults, in the order of these names.
 
-No fault; a change of a column that may not change; a null in a column that may not be null; more values than there is
-space for; an invalid number of values.
+The meanings are: no fault; a change of a column that must not change; a null in a column that must not be null; more
+values than there is space for; an invalid number of values.
 """
 
 
@@ -63,17 +65,20 @@ def to_record_array(array: Any) -> Any:
 
 @lru_cache(maxsize=1024)
 def compile_function(function: Any, *_: Kind) -> Any:
-    """Compile a function for records of exactly these types, because numba confuses types with equal beginnings."""
+    """Compile a function for records of exactly these types.
+
+    Numba confuses record types that begin with the same fields.
+    """
     if config.DISABLE_JIT:
         return getattr(function, "py_func", function)
     return function if hasattr(function, "py_func") else numba.njit(function)
 
 
 def find_compile_error(function: Any, *given: Any) -> Exception | None:
-    """Return numba's error for a function with such arguments (record arrays or records), or None if it compiles.
+    """Return numba's error for a function of record arrays or records, or None if the function compiles.
 
-    The loops use the compiled function. If the compiler is off, only errors about fields count, because called
-    functions are plain Python, which numba cannot compile.
+    The loops use the compiled function. If the compiler is off, return only errors about fields, because the functions
+    that this function calls are then plain Python functions, which numba cannot compile.
     """
     try:
         made = compile_function(function, *(each.dtype for each in given))
@@ -107,7 +112,8 @@ def _coalesce_record(held: Any, given: Any, out: Any, fields: Fields) -> None:
 def _check_record(given: Any, out: Any, fields: Fields) -> int:
     """Check a record that a function wrote, and return the code of its fault.
 
-    The value under a null becomes 0. If a column may not change and is null in ``given``, it becomes null again.
+    The value under a null becomes 0. If a column must not change and is null in ``given``, the column becomes null
+    again in the written record.
     """
     for f in range(fields.shape[0]):
         begin, size, null = fields[f, 0], fields[f, 1], fields[f, 2]
@@ -167,30 +173,24 @@ def _contains_record(address: Any, records: Any, n: Any, size: Any) -> Any:
 
 @lru_cache(maxsize=64)
 def build_merge_loop(function: Callable[..., Any], kind: Kind) -> Any:
-    """Build a loop that folds records of a type by a function.
+    """Build a loop that folds the records of each key with a user function.
 
-    Arguments of the loop: (permutation, key_times, keys, action, held, live, given, made, fields, work).
-
-    Input: the first four as in `fold.EventsByKey`, and the action by place. held records[g]. live uint8[g], whether a
-    key holds a record. given records[n], by row. fields: see `Fields`.
-    Scratch: work, three records.
-    Output: made records[m], the record of each key after each of its times, zeros for none. live, after the last time.
-    Returns the code and the row of the first fault. The function gets copies of the stored and given records, so its
-    writes to them have no effect. O(p).
+    The comments on the loop describe its arguments. The loop returns the code and the row of the first fault. The
+    function gets copies of the stored and given records, so its writes to them have no effect. O(p).
     """
     call = compile_function(function, kind, kind, kind)
 
     def loop(
-        permutation: Any,
+        permutation: Any,  # like key_times and keys, a field of `fold.EventsByKey`
         key_times: Any,
         keys: Any,
-        action: Any,
-        held: Any,
-        live: Any,
-        given: Any,
-        made: Any,
-        fields: Any,
-        work: Any,
+        action: Any,  # the effect of the event at each place
+        held: Any,  # records[g]: the stored record of each key
+        live: Any,  # uint8[g]: 1 for each key that has a record; the loop updates this array
+        given: Any,  # records[n]: the record of each event
+        made: Any,  # records[m]: the record of each key after each of its times, zeros if there is no record
+        fields: Any,  # the numbers of each column, see `Fields`
+        work: Any,  # records[3]: scratch memory
     ) -> Any:
         size, now = work.itemsize, np.int64(work.ctypes.data)
         at_held, at_given, at_made = np.int64(held.ctypes.data), np.int64(given.ctypes.data), np.int64(made.ctypes.data)
@@ -228,30 +228,29 @@ def build_merge_loop(function: Callable[..., Any], kind: Kind) -> Any:
 
 @lru_cache(maxsize=64)
 def build_state_machine_loop(function: Callable[..., Any], kind: Kind, event: Kind) -> Any:
-    """Build a loop that runs a transition, with records of one type as states and records of another type as events.
+    """Build a loop that runs a machine's transition function.
 
-    (begin, permutation, key_times, keys, action, values, offsets, start, given, fields, work, out, ends) -> the key
-    that it reached, a code, a row. Input: values records by key, with offsets int64[g + 1]. start: the records of a new
-    key. given records[n]. Scratch: work records[2 * limit]. Output: out, from ``ends[keys[begin]]`` on, the values
-    after each time of a key; ends int64[m + 1]. The loop stops before a key that may not fit ``out``. Before each call,
-    it clears the memory that the function may write, because a function may write a value and not return it.
+    States are records of one type, and events are records of a second type. The comments on the loop describe its
+    arguments. The loop returns the key where it stopped, the code of the first fault, and the row of this fault. The
+    loop stops before a key whose states possibly do not fit into ``out``. Before each call, the loop clears the memory
+    that the function may write, because a function can write a value without returning it.
     """
     call = compile_function(function, kind, event, kind)
 
     def loop(
-        begin: Any,
-        permutation: Any,
+        begin: Any,  # the first key to process
+        permutation: Any,  # like key_times and keys, a field of `fold.EventsByKey`
         key_times: Any,
         keys: Any,
-        action: Any,
-        values: Any,
-        offsets: Any,
-        start: Any,
-        given: Any,
-        fields: Any,
-        work: Any,
-        out: Any,
-        ends: Any,
+        action: Any,  # the effect of the event at each place
+        values: Any,  # records: the stored states of each key
+        offsets: Any,  # int64[g + 1]: where the stored states of each key begin
+        start: Any,  # records: the states of a new key
+        given: Any,  # records[n]: the record of each event
+        fields: Any,  # the numbers of each column, see `Fields`
+        work: Any,  # records[2 * limit]: scratch memory
+        out: Any,  # records: the states of each key after each of its times, from ``ends[keys[begin]]`` on
+        ends: Any,  # int64[m + 1]: where the states after each time end
     ) -> Any:
         size, limit = work.itemsize, work.size // 2
         now, at_out = np.int64(work.ctypes.data), np.int64(out.ctypes.data)
@@ -298,7 +297,7 @@ def build_state_machine_loop(function: Callable[..., Any], kind: Kind, event: Ki
 
 
 Kinds = tuple[bool, ...]
-"""For each number of a state, whether it is a double."""
+"""A flag for each number of a state: whether the number is a double."""
 
 
 def _build_state_loader(kinds: Kinds) -> Any:
@@ -352,8 +351,8 @@ def _build_state_writer(kinds: Kinds) -> Any:
 class AggregateLoops(NamedTuple):
     """The compiled loops of an aggregate.
 
-    ``fold`` computes the state after each cell from the rows that are present. If ``present`` is empty, all rows are.
-    ``results`` computes the results of states.
+    ``fold`` computes the state after each cell from the rows that are present. If ``present`` is empty, all rows are
+    present. ``results`` computes the results of states.
 
     >>> kinds = (False, True)
     >>> add, retract = lambda s, x: (s[0] + 1, s[1] + x), lambda s, x: (s[0] - 1, s[1] - x)
@@ -372,7 +371,7 @@ class AggregateLoops(NamedTuple):
 
     @classmethod
     def from_functions(cls, add: Any, retract: Any, result: Any, kinds: Kinds) -> AggregateLoops:
-        """Build the loops for three functions."""
+        """Build the loops for the three functions of an aggregate."""
         return _build_loops(add, retract, result, kinds)
 
 
@@ -416,7 +415,9 @@ def _build_loops(add: Any, retract: Any, result: Any, kinds: Kinds) -> Aggregate
 
 @lru_cache(maxsize=256)
 def find_aggregate_fault(functions: tuple[Any, Any, Any], kinds: Kinds, value: Any, whole: bool) -> str:
-    """Describe the fault of aggregate functions for such states and values; "" if there is none.
+    """Describe why aggregate functions do not work for states and values of these types.
+
+    Return "" if there is no fault.
 
     ``whole``: whether results must be integers. If the compiler is off, nothing is checked.
     """
@@ -430,10 +431,10 @@ def find_aggregate_fault(functions: tuple[Any, Any, Any], kinds: Kinds, value: A
             made.compile(given)
             found = made.overloads[given].signature.return_type
         except Exception as error:
-            return f"numba cannot compile {name} of {given}: {str(error).strip().splitlines()[0]}"
+            return f"numba cannot compile {name} for {given}: {str(error).strip().splitlines()[0]}"
         if name != "result" and found != state:
-            return f"{name} gives {found}, and a state is {state}"
+            return f"{name} returns {found}, but a state is {state}"
         exact = isinstance(found, numba.types.Integer | numba.types.Boolean)
         if name == "result" and not (exact or (isinstance(found, numba.types.Float) and not whole)):
-            return f"result gives {found}"
+            return f"result returns {found}"
     return ""

@@ -1,9 +1,10 @@
 """Compute which rows of a key are versions, when each version ends, and which versions a change affects.
 
-The rows of a key are in order. Rows of one event are adjacent, a delete first and the greatest row last. The last
-present row represents the event. Neighbouring events with equal content are one version, which the first of them
-represents. Content 0 is a delete. It ends the version before it, and is not a version. ``until`` of a row is -2 if it
-is not a version, -1 if the version has no end, else the first row of the event that ends it.
+The rows of a key are in order. Rows of one event are adjacent, deletes first and the greatest row last. The last
+present row of an event represents the event. Neighbouring events with equal content are one version, and the first of
+these events represents the version. Content 0 is a delete, which ends the previous version and is not a version itself.
+``until`` of a row is -2 if the row is not a version, -1 if the version never ends, and otherwise the first row of the
+event that ends the version.
 
 >>> import numpy as np
 >>> one = lambda *values: np.array(values, np.int64)
@@ -22,15 +23,21 @@ from ddflow.kernels.compile import kernel
 
 Number = Any
 NONE, OPEN = -2, -1
-"""Values of ``until``: the row is not a version; the version has no end."""
+"""Two values of ``until``: the row is not a version, and the version has no end."""
 
 
 @kernel
 def compute_versions(ends: Ints, held: Ints, event: Ints, content: Words, until: Ints) -> None:
-    """Compute the versions of keys.
+    """Compute the versions of keys. O(n).
 
-    Input: ends int64[g + 1], where the rows of keys begin. held, event int64[n], by row: the multiplicity, and the
-    ascending number of its event. content uint64[n]. Output: until int64[n]. O(n).
+    Input:
+    - ends, int64[g + 1]: where the rows of each key begin.
+    - held, int64[n]: the multiplicity of each row.
+    - event, int64[n]: the number of each row's event, ascending.
+    - content, uint64[n]: the content of each row.
+
+    Output:
+    - until, int64[n]: the end of each row's version, as described in the header of this file.
 
     >>> one = np.zeros(1, np.int64)
     >>> compute_versions(one, one, one, np.zeros(1, np.uint64), one)
@@ -56,27 +63,25 @@ def compute_versions(ends: Ints, held: Ints, event: Ints, content: Words, until:
 @kernel
 def compute_version_updates(
     ends: Ints,
-    held: Ints,
+    held: Ints,  # int64[n]: the multiplicity of each row before the step; the kernel updates this array
     event: Ints,
     content: Words,
-    until: Ints,
-    begins: Ints,
-    places: Ints,
-    ranks: Narrow,
-    counts: Ints,
-    fresh: Ints,
-    out_rank: Narrow,
-    out_row: Ints,
-    out_until: Ints,
-    out_diff: Ints,
+    until: Ints,  # int64[n]: the end of each row's version before the step; the kernel updates this array
+    begins: Ints,  # int64[g + 1]: where the changes of each key begin, in ascending time
+    places: Ints,  # int64[c]: the row that each change affects
+    ranks: Narrow,  # int32[c]: the rank of each change's time
+    counts: Ints,  # int64[c]: the new multiplicity of each changed row
+    fresh: Ints,  # int64[n]: scratch memory
+    out_rank: Narrow,  # int32[8 * c]: the rank of each update's time
+    out_row: Ints,  # int64[8 * c]: the row of each update
+    out_until: Ints,  # int64[8 * c]: the end of the version of each update
+    out_diff: Ints,  # int64[8 * c]: the diff of each update
 ) -> int:
     """Compute the changes of versions at each time of a step.
 
-    Input: ends, event, content as for `compute_versions`. held, until: before the step, updated to after it. begins
-    int64[g + 1], where the c changes of keys begin, in ascending time. places int64[c], the changed rows; ranks
-    int32[c], of times; counts int64[c], new multiplicities. Scratch: fresh int64[n]. Output: out_* [8 * c], by key,
-    then time. Returns the number of updates. For each time, it reads from the version before the first change to the
-    first unchanged version after the last change, at most to the last row that is ever present.
+    The signature describes the arguments that `compute_versions` does not have. There are c changes of rows. Updates
+    are sorted by key, then by time. Return the number of updates. For each time, read from the version before the first
+    change to the first unchanged version after the last change, but at most to the last row that is ever present.
 
     >>> one, none, out = np.array([0, 1]), np.full(2, -2), [np.empty(8, np.int32), *np.empty((3, 8), np.int64)]
     >>> content, until, held = np.array([5, 7], np.uint64), np.array([-1, -2]), np.array([1, 0])
@@ -112,7 +117,7 @@ def compute_version_updates(
                 if run >= 0:
                     fresh[run] = head
                 run = shown if content[shown] != 0 else np.int64(-1)
-                # This boundary existed before the step, so nothing changes after it.
+                # The start of the first unchanged version is an old boundary, so nothing changes after it.
                 if event[head] > changed and (run < 0 or until[run] != NONE):
                     i, run = head, np.int64(-1)
                     break
@@ -128,7 +133,10 @@ def compute_version_updates(
 
 @kernel
 def _find_version_start(event: Ints, until: Ints, first: Number, low: Number) -> Number:
-    """Find the first row of the event of the last version before a row's event, else the first row of the key."""
+    """Find the last version before the event of a row.
+
+    Return the first row of that version's event, or the first row of the key if there is no such version.
+    """
     begin = low
     while begin > first and (event[begin] == event[low] or until[begin] == NONE):
         begin -= 1
@@ -149,9 +157,9 @@ def _add_update(
     until: Number,
     diff: int,
 ) -> Number:
-    """Write an update for a version that appears or disappears; return the position of the next update.
+    """Write an update for a version that appears or disappears.
 
-    Write none if ``until`` says that the row is not a version.
+    Return the position of the next update. If ``until`` says that the row is not a version, write nothing.
     """
     if until != NONE:
         ranks[at], rows[at], untils[at], diffs[at] = rank, row, until, diff

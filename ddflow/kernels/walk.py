@@ -1,11 +1,13 @@
-"""Walk the events of each key in order: decide which events to fold, ignore or clear, and the key's order after each.
+"""Walk the events of each key in order.
 
-`apply_events_by_key` handles orders of column groups and deletes of groups. `walk_single_group` has the same results
-for rows with one order and no groups, and takes a fraction of the time.
+For each event, decide whether to fold the event, to ignore it, or to clear the key's cells. `apply_events_by_key`
+handles orders of column groups and deletes of groups. `walk_single_group` has the same results for rows with one order
+and no groups, and takes a fraction of the time.
 
-Guarantees: each event is compared with its key's current order, in the given sequence, so the division of events into
-steps has no effect. Every event gets an action for each group, or the reason why it has none.
-Limits: the walk reads no cells; ``fold`` reads them. ``walk_cells`` handles versions of single cells.
+Guarantees: each event is compared with its key's current order, in the given sequence, so the result does not depend on
+how events are divided into steps. Every event gets an action for each column group, or the reason why it has no action.
+The walk writes the order of the key after each time.
+Limits: the walk does not read cells, which only ``fold`` reads. ``walk_cells`` handles versions of single cells.
 """
 
 from typing import NamedTuple
@@ -22,7 +24,10 @@ OLDER, TIED, REFUSED = 2, 3, 4
 NONE, TOMBSTONE, ROW = 0, 1, 2
 """The state of a key: nothing, a tombstone, or a row."""
 OF_KEY = 2
-"""A delete of the whole key, even if deletes are by group, because the key is absent from full contents."""
+"""A mark for a delete of the complete key, even if other deletes apply to column groups.
+
+A delete of a complete key is generated if full contents do not have the key.
+"""
 
 
 class WalkRules(NamedTuple):
@@ -33,13 +38,19 @@ class WalkRules(NamedTuple):
     keeps: bool
     """Whether a key keeps its order from one time to the next, and after a delete."""
     ordered: bool
-    """Whether the row has an order, which may be arrival; otherwise its order follows from its groups."""
+    """Whether the row has its own order, possibly the order of arrival.
+
+    If the row has no order, the orders of its column groups decide.
+    """
     by_group: bool
-    """Whether a delete applies to groups, not to the row (except `OF_KEY`)."""
+    """Whether a delete applies to column groups and not to the whole row.
+
+    A delete with the mark `OF_KEY` is an exception.
+    """
     over: bool
-    """Whether stored orders are ignored (full contents)."""
+    """Whether stored orders are ignored, as for full contents."""
     inherits: bool
-    """Whether an order column of the row may be null, and then inherits its value."""
+    """Whether an order column of an event can be null. A null column inherits the current value."""
 
 
 class WalkOutcome(NamedTuple):
@@ -61,7 +72,8 @@ class WalkOutcome(NamedTuple):
     action: Flags2d
     """uint8[groups, n], by place."""
     why: Flags
-    """uint8[n], by row: for an event that acts on no group, its verdict; for other events, SUPERSEDED."""
+    """uint8[n], by row: the verdict of an event that acts on no group, and SUPERSEDED for an event that acts on a
+    group."""
     running: Ints2d
     """int64[m, w]: the key's order words after each of its times."""
     live: Flags
@@ -72,9 +84,9 @@ class WalkOutcome(NamedTuple):
 
 @kernel
 def _compare_orders(order: Ints, row: int, other: Ints, at: int, begin: int, base: int, end: int, tie: int) -> int:
-    """Compare an event's words [begin, end) with the current ones:
+    """Compare an event's order words [begin, end) with the current order words.
 
-    TAKE, OLDER, TIED or REFUSED. Words before ``base`` are compared before tie rules apply.
+    Return TAKE, OLDER, TIED or REFUSED. Words before ``base`` are compared before tie rules apply.
 
     >>> _compare_orders(np.array([[4, 1]]), 0, np.array([[4, 2]]), 0, 0, 1, 2, LAST) == OLDER
     True
@@ -96,8 +108,11 @@ def _compare_orders(order: Ints, row: int, other: Ints, at: int, begin: int, bas
 def _inherit_order(order: Ints, row: int, fields: Ints, running: Ints, at: int, out: Ints, to: int) -> None:
     """Copy an event's order words to row ``to`` of ``out``, and fill nulls in the row's order from the current words.
 
-    fields int64[f, 4], by order column: the group, its first word, the word after its last, and whether it may be null.
-    A null is LEAST in a column of one word, and 0 in the first of two. at: -1 if there is no running order.
+    In a column of one word, a null is stored as LEAST. In a column of two words, a null has 0 in the first word.
+
+    - fields, int64[f, 4]: for each order column, the group, the column's first word, the word after the column's last
+      word, and whether the column may be null.
+    - at: the row of the current words in ``running``, -1 if there are no current words.
     """
     for w in range(order.shape[1]):
         out[to, w] = order[row, w]
@@ -141,12 +156,14 @@ def _is_older_than_prior(scratch: Ints, spans: Ints, group: int, known: bool, ti
 def _compare_with_groups(
     place: int, spans: Ints, fields: Ints, known: bool, tie: int, scratch: Ints, action: Flags
 ) -> tuple[bool, bool, bool, bool]:
-    """Compare an event (row 2 of scratch) with the current order of each group except the row.
+    """Compare the order of an event with the order that each column group has so far.
 
-    Write codes to row 3 of scratch, -1 for none.
+    Group 0, which stands for the row, is left out. The event is in row 2 of the scratch memory. Write the result for
+    each group to row 3 of the scratch memory, or -1 if there is no result. The result for group 0 is REFUSED if a tie
+    is an error.
 
-    Returns whether it gives a group an order; whether a group takes it; whether a group refuses it for a tie; whether a
-    group is newer by an event of the step. Code 0 is REFUSED if ERROR refuses it.
+    Return four flags: whether the event gives a group an order; whether a group takes the event; whether a group
+    refuses the event because of a tie; and whether another event of the step gave a group a newer order.
     """
     given = taken = tied = late = False
     codes = scratch[3]
@@ -167,7 +184,10 @@ def _compare_with_groups(
 def _apply_to_groups(
     place: int, deletes: bool, by_group: bool, alive: bool, accepted: bool, spans: Ints, scratch: Ints, action: Flags
 ) -> bool:
-    """Write the event's action for each group, raise the order of groups that take it, and return whether any does."""
+    """Write the action of an event for each column group.  Return whether any group takes the event.
+
+    The order of each group that takes the event is raised.
+    """
     codes, acted = scratch[3], False
     action[0, place] = SKIP
     if (deletes and not by_group and not accepted) or (not deletes and not alive and not accepted):
@@ -201,18 +221,21 @@ def apply_events_by_key(
 ) -> int:
     """Walk the events of all keys. Return a row whose tie is an error under ERROR, or -1. O(n * groups).
 
-    Input:
-    - steps, rule: see their fields. fields: as for `_inherit_order`.
-    - order: int64[n, w], words by row. gone: uint8[n], 1 or OF_KEY for a delete.
-    - status: uint8[g], NONE, TOMBSTONE or ROW. prior: int64[g, w], the held words (w 0: none).
-    - spans: int64[groups, 3], by group: its first word, where its tie words begin, and the end.
-    Scratch: int64[4, max(w, groups)]. Output: out.
+    - steps, rule: the events and the rules, see the fields of these types.
+    - fields: the order columns, see `_inherit_order`.
+    - order, int64[n, w]: the order words of each row.
+    - gone, uint8[n]: 1 or OF_KEY for each delete.
+    - status, uint8[g]: NONE, TOMBSTONE or ROW for each key.
+    - prior, int64[g, w]: the stored order words of each key. If w is 0, no order is stored.
+    - spans, int64[groups, 3]: each group's first word, the begin of the group's tie words, and the end of the group.
+    - scratch, int64[4, max(w, groups)]: scratch memory.
+    - out: the arrays that the kernel writes.
     """
     permutation, key_times, keys = steps
     tie, keeps, ordered, by_group, over, inherits = rule
     action, why, running, live, last = out
     words = order.shape[1]
-    # Rows of scratch: 0 is the current order, 1 the stored order, 2 the event, 3 the codes of groups.
+    # Rows of ``scratch``: 0 is the current order, 1 the stored order, 2 the event, and 3 the codes of groups.
     for key in range(keys.size - 1):
         known = keeps and not over and status[key] != NONE
         alive = not over and status[key] == ROW
@@ -256,7 +279,7 @@ def apply_events_by_key(
 
 @kernel
 def _clear_orders(scratch: Ints, spans: Ints, fields: Ints) -> None:
-    """Set the current and stored words of groups without an order to null in every column."""
+    """For groups without an order, set the current and stored words of every column to null."""
     for w in range(scratch.shape[1]):
         scratch[0, w] = scratch[1, w] = -(2**63)
     for f in range(fields.shape[0]):
@@ -283,7 +306,7 @@ def _set_group_order(scratch: Ints, spans: Ints, group: int) -> None:
 
 @kernel
 def _compare_order_words(event: Ints, other: Ints, base: int, tie: int) -> int:
-    """Compare an event's words with others like `_compare_orders`.
+    """Compare the order words of an event with other order words, like `_compare_orders`.
 
     Tie rules apply only if the first ``base`` words are equal.
 
@@ -315,9 +338,9 @@ def walk_single_group(
     rule: WalkRules,
     out: WalkOutcome,
 ) -> int:
-    """Walk the events of all keys whose rows have one order. Tie rules apply if its first ``base`` words are equal.
+    """Walk the events of all keys whose rows have one order.
 
-    Takes the other arguments of `apply_events_by_key`, and returns the same. O(n).
+    Tie rules apply if both orders begin with the same ``base`` words. For the rest, see `apply_events_by_key`. O(n).
 
     >>> few, ints = lambda *values: np.array(values, np.int32), lambda *values: np.array(values, np.int64)
     >>> taken = WalkOutcome(np.empty((1, 3), np.uint8), np.empty(3, np.uint8), np.empty((1, 1), np.int64),

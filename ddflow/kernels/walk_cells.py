@@ -1,8 +1,9 @@
-"""Walk the events of each key with versions of cells: each cell is compared by the order of the event that set it.
+"""Walk the events of each key, for rows whose cells have versions.
 
-A key stores the order of its row, of its latest delete, and of each cell. A cell has the value of the event with the
-greatest order after the latest delete. The row is live if the key had an event after that delete. `walk_latest_cells`
-has the same results if the order is one column without nulls and the last event to arrive wins ties.
+An event is compared with each cell by the order of the event that set the cell. A key stores the order of its row, of
+its latest delete, and of each cell. A cell has the value of the event with the greatest order after the latest delete.
+The row is live if the key had an event after its latest delete. `walk_latest_cells` has the same results if the order
+is one column without nulls and the last event to arrive wins ties.
 
 Guarantees: the result does not depend on the order of arrival, except for ties that the rule decides by arrival.
 """
@@ -20,12 +21,12 @@ from ddflow.kernels.walk import NONE, OLDER, REFUSED, ROW, TIED, WalkOutcome, Wa
 UNSET = -(2**63)
 """The word of an order that was never set."""
 LATEST, EARLIEST, EVERY = 0, 1, 2
-"""The events that give a cell its value: the one with the greatest order, the one with the least order, or every event.
+"""The events that give a cell its value: the event with the greatest order, with the least order, or every event.
 """
 
 
 class CellValues(NamedTuple):
-    """The values of cells as words if the tie rule is GREATEST; otherwise without columns.
+    """The values of cells as words. The array has no columns unless the tie rule is GREATEST.
 
     >>> few, ints = lambda *values: np.array(values, np.int32), lambda *values: np.array(values, np.int64)
     >>> taken = WalkOutcome(np.empty((3, 2), np.uint8), np.empty(2, np.uint8), np.empty((1, 4), np.int64),
@@ -53,7 +54,7 @@ class CellValues(NamedTuple):
 
 @kernel
 def _is_unset(words: Ints, at: int, begin: int, end: int) -> bool:
-    """Return whether an order has never been set."""
+    """Return whether the order of a part has never been set."""
     left = begin
     while left < end and words[at, left] == UNSET:
         left += 1
@@ -86,7 +87,10 @@ def _set_part_order(scratch: Ints, part: int, wide: int) -> None:
 
 @kernel
 def _is_greater_value(values: CellValues, cell: int, row: int, current: int, key: int) -> bool:
-    """Return whether the event's value is greater than the cell's: set by row ``current``, held (-1), or none (-2)."""
+    """Return whether the event's value is greater than the value of the cell.
+
+    ``current``: the row that set the cell, -1 for the stored value, or -2 for no value.
+    """
     if values.there[cell, row] == 0:
         return False
     if current == -2 or (current == -1 and values.had[cell, key] == 0):
@@ -98,9 +102,10 @@ def _is_greater_value(values: CellValues, cell: int, row: int, current: int, key
 
 @kernel
 def _compare_earliest_order(scratch: Ints, at: int, part: int, wide: int, base: int, tie: int) -> int:
-    """Compare like `_compare_part_order`, but the least order wins:
+    """Compare like `_compare_part_order`, but let the least order win.
 
-    TAKE for an event before the part's, OLDER for one after it.
+    Return TAKE if the event is before the event that set the part, and OLDER if it is after the event that set the
+    part.
     """
     begin = part * wide
     if _is_unset(scratch, at, begin, begin + wide):
@@ -136,8 +141,9 @@ def _apply_to_cells(
 ) -> tuple[bool, bool, bool, bool]:
     """Fill or clear the cells that the event's order allows it to change.
 
-    Takes the arrays of `walk_cells`. Returns whether it changed a cell; whether another event of the step has a cell;
-    whether it lost a tie; whether its tie is an error under ERROR.
+    The arrays are those of `walk_cells`. Return four flags: whether the event changed a cell; whether another event of
+    the step has set a cell that this event has a value for; whether the event lost a tie; and whether a tie of the
+    event is an error under ERROR.
     """
     filled = passed = lost = refused = False
     for c in range(gives.shape[0]):
@@ -177,7 +183,10 @@ def _apply_to_cells(
 
 @kernel
 def _load_key_orders(scratch: Ints, prior: Ints, key: int, known: bool, alive: bool, words: int) -> None:
-    """Copy a key's orders to row 0 of scratch, and mark its cells in row 1: -1 if the row lives, else -2."""
+    """Copy the orders of a key to row 0 of scratch.
+
+    Mark the key's cells in row 1: with -1 if the key has a row, and otherwise with -2.
+    """
     for w in range(words):
         scratch[0, w] = prior[key, w] if known else UNSET
     for c in range(words, scratch.shape[1]):
@@ -186,7 +195,7 @@ def _load_key_orders(scratch: Ints, prior: Ints, key: int, known: bool, alive: b
 
 @kernel
 def _copy_orders(scratch: Ints, target: Ints, at: int, words: int) -> None:
-    """Copy row 0 of scratch to a row of another array."""
+    """Copy row 0 of scratch to a row of a different array."""
     for w in range(words):
         target[at, w] = scratch[0, w]
 
@@ -203,32 +212,30 @@ def _compare_row_order(scratch: Ints, deletes: bool, alive: bool, wide: int, bas
 @kernel
 def walk_cells(
     steps: EventsByKey,
-    order: Ints2d,
+    order: Ints2d,  # int64[n, v]: the order words of each row
     gone: Flags,
     status: Flags,
-    prior: Ints2d,
-    gives: Flags2d,
-    kinds: Ints,
+    prior: Ints2d,  # int64[g, (2 + cells) * v]: the stored order words of each key
+    gives: Flags2d,  # uint8[cells, n]: 1 for each cell and row whose event gives the cell a value
+    kinds: Ints,  # int64[cells]: LATEST, EARLIEST or EVERY for each cell
     fields: Ints2d,
     rule: WalkRules,
-    base: int,
+    base: int,  # the kernel compares this number of words before it applies tie rules
     values: CellValues,
-    scratch: Ints2d,
+    scratch: Ints2d,  # int64[4, (2 + cells) * v + cells]: scratch memory
     out: WalkOutcome,
 ) -> int:
-    """Walk the events of all keys with versions of cells.
+    """Walk the events of all keys, for rows whose cells have versions.
 
-    Input: steps, gone, status, fields, rule as for `apply_events_by_key`. order int64[n, v], by row; ``base`` words
-    decide before ties. prior int64[g, (2 + cells) * v]. gives uint8[cells, n], whether an event gives a cell a value.
-    kinds int64[cells], LATEST, EARLIEST or EVERY. Scratch: int64[4, (2 + cells) * v + cells]. Output: out. Returns a
-    row whose tie is an error under ERROR, or -1. O(n * cells).
+    The signature describes the arguments that `apply_events_by_key` does not have. Returns a row whose tie is an error
+    under ERROR, or -1. O(n * cells).
     """
     permutation, key_times, keys = steps
     tie, _, _, _, over, inherits = rule
     action, why, running, live, last = out
     cells, wide = gives.shape[0], order.shape[1]
     words = (2 + cells) * wide
-    # After row 1 of scratch: the row that set each cell, -1 for the stored value, -2 for none.
+    # The rest of row 1 has, for each cell, the row that set it, -1 for the stored value, or -2 if there is no value.
     setter = scratch[1, words:]
     action[:] = SKIP
     for key in range(keys.size - 1):
@@ -287,7 +294,7 @@ def _is_base_tie(scratch: Ints, part: int, wide: int, base: int, there: bool) ->
 
 @kernel
 def _write_part_order(running: Ints, key_time: int, part: int, wide: int, word: int) -> None:
-    """Set the order of a part to an event's word. If the order has a flag for not null, set that, too."""
+    """Set the order of a part to an event's word, and set the flag for "not null" if the order has this flag."""
     running[key_time, part * wide] = 1
     running[key_time, part * wide + wide - 1] = word
 
@@ -295,18 +302,17 @@ def _write_part_order(running: Ints, key_time: int, part: int, wide: int, word: 
 @kernel
 def walk_latest_cells(
     steps: EventsByKey,
-    order: Ints2d,
+    order: Ints2d,  # int64[n, v]: v is 1, or 2 if the first word is a flag that is 1 for not null
     gone: Flags,
     status: Flags,
-    prior: Ints2d,
+    prior: Ints2d,  # int64[g, (2 + cells) * v]: the stored order words of each key; the last word of each order decides
     gives: Flags2d,
     over: bool,
     out: WalkOutcome,
 ) -> None:
-    """Walk the events of all keys with versions of cells, if the latest event gives each cell its value.
+    """Walk the events of all keys, for rows with cell versions, if the latest event gives each cell its value.
 
-    Takes the arguments of `walk_cells`, with order int64[n, v]: v is 1, or 2 with a first word of 1 for not null. prior
-    int64[g, (2 + cells) * v]; the last word of each order decides. O(n * cells).
+    O(n * cells). The arguments are those of `walk_cells`, but an order has one or two words, as the signature says.
 
     >>> few, ints = lambda *values: np.array(values, np.int32), lambda *values: np.array(values, np.int64)
     >>> byte, wide = lambda *shape: np.zeros(shape, np.uint8), np.empty((1, 4), np.int64)

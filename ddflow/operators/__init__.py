@@ -1,4 +1,4 @@
-"""Run the operators of a plan: each one maps the updates of its inputs to updates of its output.
+"""Run the operators of a plan. Each operator turns the updates of its inputs into updates of its output.
 
 ``base`` defines the protocol. Importing this package loads every operator file, so that each operator registers itself.
 The subpackage ``upsert`` turns the events of inputs into updates.

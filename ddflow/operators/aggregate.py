@@ -1,4 +1,4 @@
-"""Compute aggregates of each group, such as sums and averages, as differences; see `RunningAggregate`.
+"""Compute aggregates of each group, such as sums and averages, as differences. See `RunningAggregate`.
 
 >>> import pyarrow as pa
 >>> from ddflow.operators.updates import narrow_ints, ints
@@ -45,7 +45,7 @@ from ddflow.trace.batch import ArrangementChange, Batch
 TALLY: Final = "_rows"
 """The name of the state column that holds the number of a group's rows.
 
-The columns of the parts have numbers as names.
+The state columns of the parts have numbers as names.
 """
 
 
@@ -81,7 +81,7 @@ class Agg(GroupOperator):
         return inputs[0].group_by(*record.read_texts("by")).agg(**texts)
 
     def find_widening_obstacles(self, narrow: Self) -> Iterator[str]:
-        """See `Collection.find_widening_obstacles`: parts and results must stay the same on the wider types."""
+        """Require that parts and results stay the same on the wider types; see `Collection.find_widening_obstacles`."""
         for mine, its in zip(self.aggregates, narrow.aggregates, strict=True):
             yield from mine.list_incompatibilities(its)
             for expression in mine.arguments.values():
@@ -109,7 +109,7 @@ class Agg(GroupOperator):
 
 
 def _bind_aggregate(name: str, given: Any, schema: pa.Schema) -> FoldedAggregate:
-    """Bind an aggregate of a plan to the input's columns. It is SQL text or a user's definition."""
+    """Bind an aggregate of a plan to the input's columns. The aggregate is SQL text or a user's definition."""
     own = isinstance(given, AppliedAggregate)
     return UserAggregate(name, given, schema) if own else bind_sql_aggregate(name, given, schema)
 
@@ -125,7 +125,7 @@ def build_result_schema(groups: pa.Schema, aggregates: Sequence[FoldedAggregate]
 
 
 class GroupedUpdates(NamedTuple):
-    """The updates of a step by group. Each group is divided into cells, one for each of its times."""
+    """The updates of a step, divided by group. Each group is divided into cells, one cell for each of its times."""
 
     updates: Updates
     by: SortedRows
@@ -147,8 +147,9 @@ class RunningAggregate(RunningOperator):
     retracts the old row and inserts the new one.
 
     The payload of a group is its number of rows and the states of its parts (`ddflow.operators.aggregates`). The value
-    word is a hash of the payload. If rows are retracted that never arrived, a group can have zero rows but a state.
-    Such a group is stored but has no output. An aggregation with only ``count(*)`` uses `Count` instead.
+    word is a hash of the payload. If rows that never arrived are retracted, a group can have zero rows and still have a
+    state. A group with zero rows and a state is stored but has no output. An aggregation with only ``count(*)`` uses
+    the operator `Count`, not this operator.
     """
 
     def __init__(self, groups: pa.Schema, aggregates: Sequence[FoldedAggregate], secret: Secret) -> None:
@@ -182,7 +183,7 @@ class RunningAggregate(RunningOperator):
         return out, self._build_group_changes(step, states, since)
 
     def _group_updates(self, updates: Updates) -> GroupedUpdates:
-        """Group the updates of a step by identity, and cut each group into cells."""
+        """Group the updates of a step by identity, and divide each group into cells."""
         n, arena = updates.diffs.size, self.arena
         columns = column_arrays(updates.rows, self.groups.names)
         self.given.set_batch(0, Rows.from_columns(columns, self.given.shape, n))
@@ -233,7 +234,8 @@ class RunningAggregate(RunningOperator):
     def _compute_results(self, states: Sequence[pa.Array]) -> tuple[Any, list[pa.Array], tuple[int, str] | None]:
         """Mark the states that have rows, and compute their results.
 
-        Also return the position and the text of the first result outside its type, or None.
+        As a second result, return the position and the text of the first value outside its type, or None if all values
+        fit.
         """
         kept = dict(zip(self.parts, states, strict=True))
         there, out = kept[ROWS].to_numpy() != 0, []
@@ -273,7 +275,7 @@ class RunningAggregate(RunningOperator):
         A cell makes a version if it changes the state.
         """
         by, cells, prior, lived = step.by, step.folding.cells, step.prior, step.folding.lived.size
-        # Of the times up to ``since``, a group needs only its last version.
+        # Of the versions of a group with times up to ``since``, only the last one is needed.
         since_rank = np.searchsorted(step.updates.times, since, side="right") - 1
         early = step.ranks <= since_rank
         following = np.append(early[1:] & (step.folding.of[1:] == step.folding.of[:-1]), False)
@@ -316,7 +318,10 @@ class RunningAggregate(RunningOperator):
     def cast_state_rows(
         self, narrow: Self, rows: pa.Table | pa.RecordBatch, schema: pa.Schema, live: Any
     ) -> pa.RecordBatch:
-        """See `RunningOperator.cast_state_rows`: convert sums to new units without a change of value; cast results."""
+        """Convert sums to new units without a change of value, and cast results.
+
+        See `RunningOperator.cast_state_rows`.
+        """
         # The states of deletions are arbitrary, so they become 0, empty or null.
         none = {pa.int64(): pa.scalar(0), BYTES: pa.scalar(b"", BYTES)}
         states = [
@@ -333,14 +338,14 @@ class RunningAggregate(RunningOperator):
         return conform_to_wider_schema(pa.Table.from_arrays([*groups, *states], names=self.schema.names), schema)
 
     def to_output_rows(self, arranged: pa.Table) -> Updates:
-        """See `ReadableNode.to_output_rows`: the results of the groups that have rows."""
+        """Return the results of the groups that have rows; see `ReadableNode.to_output_rows`."""
         there, results, _ = self._compute_results(column_arrays(arranged, self.state.names))
         columns = [*column_arrays(arranged, self.groups.names), *results]
         return as_updates(pa.Table.from_arrays(columns, schema=self.shown)).take(np.flatnonzero(there))
 
     def _build_overflow_error(self, step: GroupedUpdates, cell: int, what: str) -> AggregateOverflow:
-        """Build the error for a value of a group that is outside its type after a cell."""
+        """Build the error for a group whose value after a cell is outside its type."""
         row = int(step.folding.cells.rows[step.folding.cells.starts[cell]])
         table = pa.Table.from_arrays(column_arrays(step.updates.rows, self.groups.names), schema=pa.schema(self.fields))
-        found = f"{what} leaves its type for the group {row_values(table, row)}"
-        return AggregateOverflow("adding up", found, "cast its argument to a wider type; nothing of this step was kept")
+        found = f"{what} overflows its type for the group {row_values(table, row)}"
+        return AggregateOverflow("sum", found, "cast its argument to a wider type; nothing of this step was kept")

@@ -1,7 +1,8 @@
 """Arrange a collection by some of its columns for joins, and pass its updates on unchanged.
 
 Requests for the same columns of a collection share one node, so the rows are stored once. The output equals the input
-row for row. Multiplicities may be negative, unless the verb that asked for the arrangement forbids it.
+row for row. Multiplicities can be negative, unless the verb that requested the arrangement forbids negative
+multiplicities.
 
 >>> import ddflow as dd
 >>> orders = dd.Flow().upserts("orders", {"id": int, "city": str}, dd.Upsert(key="id"))
@@ -39,7 +40,7 @@ class Arrange(RowPreservingOperator):
         check_columns_exist(self.by, of.schema.names, f"arrange({list(self.by)})")
         check_column_names(self.by, self.verb)
         check_column_names([*of.schema.names, TIMES], self.verb)
-        refuse_forgetting_inputs(f"arrange({list(self.by)})", "they would stay for ever", of)
+        refuse_forgetting_inputs(f"arrange({list(self.by)})", "the state would keep these rows forever", of)
         super().__init__(of.flow, of.schema, [of], of.consolidated)
         self.unique, self.positive = of.unique, of.positive or bool(refuses)
 
@@ -62,7 +63,7 @@ class Arrange(RowPreservingOperator):
         return [self.by]
 
     def find_pushdown_columns(self, at: int) -> dict[str, str]:
-        """See `Collection.find_pushdown_columns`: all columns, because the output rows are the input rows."""
+        """Return all columns, because the output rows are the input rows; see `Collection.find_pushdown_columns`."""
         return {name: name for name in self.schema.names}
 
     def find_lookup_columns(self) -> Columns | None:
@@ -70,7 +71,7 @@ class Arrange(RowPreservingOperator):
         return self.by
 
     def unique_by(self) -> list[Columns]:
-        """See `Collection.unique_by`: the keys of the input."""
+        """Return the keys of the input; see `Collection.unique_by`."""
         return self.inputs[0].unique_by()
 
     def open(self, context: OperatorContext) -> RunningOperator:
@@ -101,5 +102,5 @@ def refuse_negative_counts(folded: RowChanges, updates: Updates, asked: str) -> 
     below = np.flatnonzero(folded.counts < 0)
     if below.size:
         at = int(below[0])
-        found = f"{row_values(updates.rows, int(folded.rows[at]))} is there {int(folded.counts[at])} times"
-        raise NegativeMultiplicity(asked, found, "look for an input that takes away what was not there")
+        found = f"{row_values(updates.rows, int(folded.rows[at]))} has multiplicity {int(folded.counts[at])}"
+        raise NegativeMultiplicity(asked, found, "find the input that retracts a row that it never asserted")

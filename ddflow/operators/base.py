@@ -5,7 +5,8 @@ To add an operator, write one file with two classes: a subclass of `Operator` wi
 `StatelessRunningOperator`.
 
 Guarantees: an `Operator` is immutable and holds no rows. A `RunningOperator` changes only in `RunningOperator.apply`,
-so a step that fails leaves its state unchanged. Other packages use only these methods, whatever the kind of operator.
+so a step that fails leaves its state unchanged. Other packages use only the methods of these two classes, for every
+kind of operator.
 
 >>> doubled = StatelessRunningOperator(lambda given: given._replace(diffs=2 * given.diffs))
 >>> updates = Updates(pa.table({"v": ["oz"]}), narrow_ints(0), ints(1), ints(3))
@@ -58,25 +59,28 @@ class OperatorContext(NamedTuple):
     """The settings that an opened plan passes to each operator."""
 
     secret: Secret
-    """The key of the identity hashes."""
+    """The secret key of the hash function that computes identities."""
     time_type: pa.DataType
     """The type of the plan's times."""
     wanted: frozenset[str]
-    """The output columns that a step has to compute, because a later operator or an output reads them."""
+    """The output columns that a step has to compute because a later operator or an output reads them."""
     threads: Threads = ALONE
     """The threads that share the work."""
     inputs: tuple[Any, ...] = ()
-    """The opened inputs of the operator, each a `ReadableNode`."""
+    """The opened inputs of the operator. Each input is a `ReadableNode`."""
 
 
 class ReadableNode:
     """An input or an operator of an opened plan, with methods that read its state."""
 
     tracked: Sequence[str] | None = None
-    """The columns that decide whether a row changed, for state by key; None if the rows have no key."""
+    """The columns that decide whether the row of a key changed. The value is None if the rows have no key."""
 
     arrangements: tuple[Arrangement, ...] = ()
-    """The arrangements that hold the state. If the node's output is arranged, the first arrangement holds it."""
+    """The arrangements that hold the state.
+
+    If the node's output is arranged, the first arrangement holds the output.
+    """
 
     @property
     def output_arrangement(self) -> Arrangement:
@@ -87,7 +91,7 @@ class ReadableNode:
     """The columns whose values identify a version in the arrangements."""
 
     keys: RowHasher
-    """The columns that find rows of the output in its arrangement, and their hashing."""
+    """The columns by which rows of the output are found in its arrangement, and the hash function of these columns."""
 
     @property
     def nbytes(self) -> int:
@@ -95,15 +99,18 @@ class ReadableNode:
         return sum(each.nbytes for each in self.arrangements)
 
     def iterate_rows(self, as_of: int | None) -> Iterable[Updates]:
-        """Yield the rows of the output as of a time, by default now, in several `Updates`. O(rows)."""
+        """Yield the rows of the output at the time ``as_of``, or the current rows if it is None, in several `Updates`.
+
+        O(rows).
+        """
         return (self.to_output_rows(table) for table in self.output_arrangement.iterate_rows(as_of))
 
     def to_output_rows(self, arranged: pa.Table) -> Updates:
-        """Convert rows of the arrangement to rows of the output. The result may have extra columns. O(rows)."""
+        """Convert rows of the arrangement to rows of the output. The result can have extra columns. O(rows)."""
         return as_updates(arranged)
 
     def look_up_groups(self, high: Words, low: Words, most: int = ALL) -> RowsByGroup:
-        """Look up the rows of groups by the identity words of the groups. These words must ascend.
+        """Look up the rows of groups by the identity words of the groups, which must ascend.
 
         The references point into the arrangement. ``most``: the maximal number of rows of each group. O(groups)
         expected.
@@ -118,9 +125,10 @@ class ReadableNode:
         return RowsByGroup(references, np.ones(references.size, np.int64), begins)
 
     def find_group(self, columns: Sequence[pa.Array], as_of: int | None) -> Iterable[Updates]:
-        """Yield the output rows of one key as of a time, or of the whole group that contains the key.
+        """Yield the output rows of one key as of a time.
 
-        ``columns``: one value for each column of `keys`.  O(rows of the group) now; O(runs log rows) at an older time.
+        The result can contain further rows of the group to which the key belongs. ``columns``: one value for each
+        column of `keys`. O(rows of the group) for the current rows; O(runs log rows) for an older time.
         """
         arranged, (high, low) = self.output_arrangement, self.keys.compute_identities(columns, 1)
         found = None
@@ -141,8 +149,8 @@ class ReadableNode:
     def hash_rows(self, rows: pa.Table | pa.RecordBatch) -> Hashes:
         """Compute the hashes that the arrangement stores for these rows. O(rows).
 
-        For a live version, all three hashes equal the stored ones. The row of a deletion may hold filler values, so its
-        hashes may differ.
+        For a live version, all three hashes equal the stored hashes. The row of a deletion can hold filler values, so
+        its hashes can differ from the stored hashes.
         """
         raise NotImplementedError
 
@@ -156,15 +164,16 @@ class RunningOperator(ReadableNode):
 
     @abstractmethod
     def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, Any]:
-        """Compute the updates of the output and the change for `apply`. This leaves the state unchanged.
+        """Compute the updates of the output and the change for `apply`. The state stays unchanged.
 
         The change is None if there is nothing to apply. ``inputs``: the updates of each input, with one shared list of
-        times. They are all updates of the step, or all updates of a subset of the groups by which `Collection.exchange`
-        distributes rows. ``since``: the value of ``since`` after the step.
+        times. Without partitions, the inputs have all updates of the step. With partitions, they have all updates of
+        some of the groups by which `Collection.exchange` distributes rows. ``since``: the value of ``since`` after the
+        step.
         """
 
     def apply(self, changes: Sequence[Any], upper: int, since: int) -> None:
-        """Apply the changes of a step. No two of them change the same identity. Amortised O(updates)."""
+        """Apply the changes of a step. Two changes must not have an identity in common. Amortised O(updates)."""
         for each in self.arrangements:
             each.apply_changes(changes, upper, since)
 
@@ -188,7 +197,7 @@ class RunningOperator(ReadableNode):
     def compute_initial_change(self, inputs: Sequence[Updates], since: int) -> Any:
         """Compute the change that fills empty state from the ``inputs`` at the last time. O(rows).
 
-        A plan uses this method if no files hold the state.
+        A plan uses this method if the state is not in files.
         """
         return self.compute(inputs, since)[1]
 
@@ -197,7 +206,7 @@ class RunningOperator(ReadableNode):
         return self.compute(inputs, 0)[0]
 
     def compute_output_rows(self, inputs: Sequence[Updates], as_of: int | None) -> Updates:
-        """Compute the output rows as of a time from the rows of the inputs at that time. O(rows)."""
+        """Compute the output rows as of a time from the input rows as of the same time. O(rows)."""
         return self.compute(inputs, 0)[0]
 
 
@@ -210,10 +219,10 @@ class Operator(Collection):
 
 
 class RowPreservingOperator(Operator):
-    """An operator whose output rows are input rows; the columns that it keeps have unchanged values."""
+    """An operator whose output rows are input rows. The columns that the operator keeps have unchanged values."""
 
     def find_contributing_rows(self, wanted: pa.Table, given: Sequence[pa.Table], alike: RowMatcher) -> list[pa.Table]:
-        """See `Collection.find_contributing_rows`: the equal rows of each input."""
+        """Return the equal rows of each input; see `Collection.find_contributing_rows`."""
         return [alike.select_matches(each, wanted, self.schema.names) for each in given]
 
 
@@ -223,23 +232,23 @@ class GroupOperator(Operator):
     by: Sequence[str]
 
     def exchange(self) -> list[Columns | None]:
-        """See `Collection.exchange`: the group columns."""
+        """Return the group columns; see `Collection.exchange`."""
         return [tuple(self.by)]
 
     def unique_by(self) -> list[Columns]:
-        """See `Collection.unique_by`: the group columns."""
+        """Return the group columns; see `Collection.unique_by`."""
         return [tuple(self.by)]
 
     def find_contributing_rows(self, wanted: pa.Table, given: Sequence[pa.Table], alike: RowMatcher) -> list[pa.Table]:
-        """See `Collection.find_contributing_rows`: all rows of the wanted groups."""
+        """Return all rows of the wanted groups; see `Collection.find_contributing_rows`."""
         return [alike.select_matches(given[0], wanted, self.by)]
 
 
 class RunningCountedRows(RunningOperator):
-    """An operator that stores rows together with one number for each row, such as a count.
+    """An operator that stores each row together with a number, such as a count.
 
     ``given``: a pool whose batch 0 has the columns of the current updates. ``fields``: the fields of these columns, all
-    nullable because the fields of the schema may exclude null.
+    nullable because the fields of the schema can exclude null.
     """
 
     given: RowPool
@@ -283,13 +292,17 @@ class RunningCountedRows(RunningOperator):
 
 
 class StatelessRunningOperator(RunningOperator):
-    """An operator without state: ``step`` maps the updates or rows of the inputs to updates or rows of the output."""
+    """An operator without state.
+
+    The method ``step`` maps updates of the inputs to updates of the output, and rows of the inputs to rows of the
+    output.
+    """
 
     def __init__(self, step: Callable[..., Updates]) -> None:
         self.step = step
 
     def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, Any]:
-        """See `RunningOperator.compute`.  ``step`` is linear: op(a + b) = op(a) + op(b)."""
+        """See `RunningOperator.compute`. ``step`` is linear: step(a + b) = step(a) + step(b)."""
         return self.step(*inputs), None
 
     def compute_output_rows(self, inputs: Sequence[Updates], as_of: int | None) -> Updates:

@@ -1,4 +1,4 @@
-"""Concatenate collections and add the multiplicities of equal rows, like UNION ALL."""
+"""Concatenate collections, like UNION ALL, and add the multiplicities of equal rows."""
 
 import pyarrow as pa
 
@@ -31,7 +31,7 @@ class Concat(RowPreservingOperator):
         return StatelessRunningOperator(self._concat_inputs)
 
     def _concat_inputs(self, *inputs: Updates) -> Updates:
-        """Concatenate the updates of the inputs. Their columns may differ in nullability."""
+        """Concatenate the updates of the inputs. The columns of the inputs can differ in nullability."""
         some = [each for each in inputs if each.diffs.size] or inputs[:1]
         if len(some) > 1:
             return concat(some)

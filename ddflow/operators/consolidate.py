@@ -27,7 +27,7 @@ class Consolidate(RowPreservingOperator):
         return [tuple(self.schema.names)]
 
     def unique_by(self) -> list[Columns]:
-        """See `Collection.unique_by`: the keys of the input."""
+        """Return the keys of the input; see `Collection.unique_by`."""
         return self.inputs[0].unique_by()
 
     def open(self, context: OperatorContext) -> RunningOperator:

@@ -1,11 +1,11 @@
 """Provide constant rows, such as VALUES in a query, from the time of the first input event.
 
-The first step that has events inserts the rows, at the earliest time of these events. An event counts even if its input
-rejects it. Before that time the collection is empty. The rows are never removed. A query uses it for VALUES and for the
-one row of an aggregate without groups.
+The first step that has events inserts the rows, with the earliest time of these events. An event counts even if its
+input rejects it. Before the rows are inserted, the collection is empty. The rows are never removed. A query uses
+constant rows for VALUES, and for the single row of an aggregate without groups.
 
-The operator reads only the times of events, not their rows. On partitions, each partition reports its event times, and
-one partition holds the rows.
+The operator reads only the times of events, not their rows. On several partitions, each partition reports its
+event times, and one partition holds the rows.
 
 Limits: the rows must be distinct.
 """
@@ -71,11 +71,11 @@ class Constant(Operator):
         return [() for _ in self.inputs]
 
     def unique_by(self) -> list[Columns]:
-        """See `Collection.unique_by`: the empty key if there is at most one row."""
+        """Return the empty key if there is at most one row; see `Collection.unique_by`."""
         return [()] if self.table.num_rows < 2 else super().unique_by()
 
     def find_contributing_rows(self, wanted: pa.Table, given: Sequence[pa.Table], alike: RowMatcher) -> list[pa.Table]:
-        """See `Collection.find_contributing_rows`: no rows, because the plan itself holds the values."""
+        """Return no rows, because the plan itself holds the values; see `Collection.find_contributing_rows`."""
         return [each.slice(0, 0) for each in given]
 
     def open(self, context: OperatorContext) -> RunningOperator:
@@ -84,7 +84,7 @@ class Constant(Operator):
 
 
 class RunningConstant(RunningCount):
-    """A running constant.  ``table``: the rows.  State: these rows, once they are inserted.
+    """A running constant. ``table``: the rows. State: the rows of ``table``, after they are inserted.
 
     >>> from ddflow.columns.hashing import Secret
     >>> from ddflow.operators.updates import narrow_ints, ints

@@ -1,13 +1,13 @@
 """Count the rows of each group, and emit the changes as differences.
 
 When a group's count changes, the step retracts the row with the old count and inserts a row with the new count. A group
-whose count is 0 has no row. The arrangement holds one live version for each group: its columns and its count. The index
-entry of the group holds the count as its value word (McSherry, "Upserts in differential dataflow", Counting).
+whose count is 0 has no row. The arrangement holds one live version for each group: its columns and its count. The count
+is the value word of the group's index entry, as in McSherry, "Upserts in differential dataflow", section "Counting".
 
-A retraction takes its group columns from the update that caused the change. They are canonically equal to the stored
-columns.
+A retraction takes its group columns from the update that caused the change. The columns of this update are canonically
+equal to the stored columns.
 
-Guarantees: the input need not be consolidated, counts may be negative (after ``negate``), and sums are checked for
+Guarantees: the input need not be consolidated, counts can be negative (after ``negate``), and sums are checked for
 overflow.
 """
 
@@ -53,7 +53,9 @@ class Count(GroupOperator):
         check_columns_exist(self.by, of.schema.names, "count by")
         if name in self.by:
             raise SpecError(
-                "count", f"a group column is called {name!r} already", ErrorText("choose another with ", Option("name"))
+                "count",
+                f"a group column already has the name {name!r}",
+                ErrorText("choose another name with ", Option("name")),
             )
         check_column_names([*self.by, name], "count")
         self.name = name
@@ -81,7 +83,7 @@ class Count(GroupOperator):
         return [set(self.by)]
 
     def find_lookup_columns(self) -> Columns | None:
-        """See `Collection.find_lookup_columns`: the group columns."""
+        """Return the group columns; see `Collection.find_lookup_columns`."""
         return tuple(self.by)
 
     def open(self, context: OperatorContext) -> RunningOperator:
@@ -111,12 +113,13 @@ class RunningCount(RunningCountedRows):
         self.arrangements, self.arena = (Arrangement(self.schema, has_two_word_identities(groups), 0),), Arena()
         self.tracked, self.keys, self.identified = [name], RowHasher(groups, secret), groups
         self.given, self.fields = RowPool(groups), [field.with_nullable(True) for field in groups]
-        """A pool whose batch 0 has the groups of the current updates, and its fields, made nullable."""
+        """A pool whose batch 0 has the groups of the current updates, and the fields of these groups, made nullable."""
 
     def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, ArrangementChange]:
         """See `RunningOperator.compute`.  O(updates).  Raises `CountOverflow`."""
         updates, n, arena, arranged = inputs[0], inputs[0].diffs.size, self.arena, self.output_arrangement
-        # Do not cast: the types differ at most in nullability, and Arrow's cast breaks lists of nulls.
+        # Do not call Arrow's cast, which breaks lists of nulls. A cast is not needed, because the types differ at most
+        # in nullability.
         groups = column_arrays(updates.rows, self.given.shape.names)
         self.given.set_batch(0, Rows.from_columns(groups, self.given.shape, n))
         arena.reset()

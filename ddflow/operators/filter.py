@@ -59,7 +59,10 @@ class Filter(RowPreservingOperator):
         return inputs[0].filter(self.predicate.given)
 
     def find_widening_obstacles(self, narrow: Self) -> Iterator[str]:
-        """See `Collection.find_widening_obstacles`: the condition must have the same meaning on the wider types."""
+        """Require that the condition has the same meaning on the wider types.
+
+        See `Collection.find_widening_obstacles`.
+        """
         return find_formula_objections(self.predicate, narrow.inputs[0].schema, self.inputs[0].schema)
 
     @classmethod
@@ -72,7 +75,7 @@ class Filter(RowPreservingOperator):
         return [wanted | set(self.read.names)]
 
     def unique_by(self) -> list[Columns]:
-        """See `Collection.unique_by`: the keys of the input."""
+        """Return the keys of the input; see `Collection.unique_by`."""
         return self.inputs[0].unique_by()
 
     def open(self, context: OperatorContext) -> RunningOperator:
@@ -81,8 +84,9 @@ class Filter(RowPreservingOperator):
 
 
 def select_passing_rows(updates: Updates, predicate: Callable[[pa.RecordBatch], pa.Array], read: pa.Schema) -> Updates:
-    """Select the updates whose rows satisfy the predicate. If the predicate is null, the row is not selected.
-    ``read``: the columns that the predicate reads. O(n).
+    """Select the updates whose rows satisfy the predicate.
+
+    A row for which the predicate is null is not selected. ``read``: the columns that the predicate reads. O(n).
     """
     if not updates.diffs.size:
         return updates

@@ -1,4 +1,4 @@
-"""Store rows with multiplicities by key, possibly several rows for a key; see `RowStore`.
+"""Store rows with multiplicities by key, possibly several rows for a key. See `RowStore`.
 
 >>> from ddflow.columns.hashing import Secret, compute_identities
 >>> from ddflow.columns.sorting import sort_by_identity
@@ -33,16 +33,16 @@ STEP, NULLS, FIRST = 0, 1, 2
 BATCHES = 256
 """The number of batches above which the store gathers all rows into one batch.
 
-References could address more batches, but gathering from many small batches is slow.
+References could address more batches than this, but gathering from many small batches is slow.
 """
 SLACK = 4096
-"""The number of dead rows above which the store may gather the live rows."""
+"""With fewer dead rows than this, the store does not gather the live rows."""
 CELL = 4 * 8 + 40
-"""Bytes that each stored row takes besides its values: its cell, and its key's entry in a partly filled index."""
+"""Bytes that each stored row takes in addition to its values: a cell, and the key's entry in a partly filled index."""
 
 
 class StepKeys(NamedTuple):
-    """The keys of a step: the first cell of each key, or -1, and its position in the index table ``built``."""
+    """The keys of a step: their first cells (-1 for none), and their positions in the index table ``built``."""
 
     heads: Ints
     place: Ints
@@ -50,11 +50,10 @@ class StepKeys(NamedTuple):
 
 
 class CandidateRows(NamedTuple):
-    """The stored rows of a step's keys and the rows of the step, in the layout of ``kernels.upserts``.
+    """The candidates of a step, in the layout of ``kernels.upserts``.
 
-    These are the candidates.
-
-    ``of``: int32[n], for each update, the position of its candidate.
+    The candidates are the stored rows of the step's keys, and the rows of the step. ``of``: int32[n], for each update,
+    the position of its candidate.
     """
 
     first: Ints
@@ -73,14 +72,14 @@ class RowStoreChange(NamedTuple):
     counts: Ints
     hashed: Ints
     new: Ints
-    """The candidates that ``rows`` belong to."""
+    """The candidates to which ``rows`` belong."""
     rows: pa.Table
     keys: StepKeys
     high: Words
     low: Words
 
     def copy_out(self) -> Self:
-        """Copy the change out of the arena, because the next step reuses it.  O(candidates)."""
+        """Copy the change out of the arena, because the next step reuses the arena. O(candidates)."""
         first, cell, counts, hashed = (each.copy() for each in self[:4])
         keys = self.keys._replace(heads=self.keys.heads.copy(), place=self.keys.place.copy())
         return self._replace(first=first, cell=cell, counts=counts, hashed=hashed, keys=keys)
@@ -98,12 +97,12 @@ Ranked = Callable[[CandidateRows, RowPool], CandidateRows]
 class RowStore:
     """A store that finds rows, with their multiplicities, by key.
 
-    An arrangement allows one live row for each key. The input of `ToUpserts` may have several, so it needs this store.
-    ``upserts.py`` decides which row of a key its output shows.
+    An arrangement allows one live row for each key. The input of `ToUpserts` can have several live rows for a key, so
+    `ToUpserts` needs this store. ``upserts.py`` decides which row of a key the output shows.
 
     The store keeps one cell for each distinct row, with its multiplicity. The cells of a key form a chain. A look-up
-    reads one index entry, then the chain. Rows stay in the batches of the steps that inserted them. If there are too
-    many batches or half of their rows are dead, the store gathers the live rows into one batch.
+    reads one index entry, and then the chain of the key. Rows stay in the batches of the steps that inserted them. If
+    there are too many batches or half of their rows are dead, the store gathers the live rows into one batch.
 
     Guarantees: no stored multiplicity is 0, and a look-up never reads the rows of another key.
 
@@ -148,9 +147,9 @@ class RowStore:
         return np.where(cell >= 0, self.cells[np.maximum(cell, 0), kernels.REF], found.row.take(which))
 
     def compute_change(self, found: CandidateRows, pool: RowPool, by: SortedRows, keys: StepKeys) -> RowStoreChange:
-        """Compute the change for `apply_changes` that stores the counts of the candidates.  The store stays unchanged.
+        """Compute the change that stores the counts of the candidates when `apply_changes` applies it.
 
-        ``pool``: the stored rows, with the step's rows as batch 0.  O(candidates).
+        The store stays unchanged. ``pool``: the stored rows, with the step's rows as batch 0. O(candidates).
         """
         new, starts = np.flatnonzero((found.cell < 0) & (found.counts > 0)), by.starts[:-1]
         rows = gather_table(pool, found.row[new], self.pool.schema)
@@ -160,7 +159,7 @@ class RowStore:
         )
 
     def insert_rows(self, rows: pa.Table, by: SortedRows, hashes: Ints, counts: Ints, ranked: Ranked) -> None:
-        """Store distinct rows with the given ``counts``. The store must not hold any of their keys. O(rows).
+        """Store distinct rows with the given ``counts``. The store must not hold any key of these rows. O(rows).
 
         ``by``, ``hashes``: int64[n], of these rows, as in `list_candidates`. ``ranked``: a function that sorts the
         candidates of each key.
@@ -170,7 +169,7 @@ class RowStore:
         self.apply_changes(self.compute_change(found._replace(counts=counts.take(found.row)), pool, by, keys))
 
     def apply_changes(self, *changes: RowStoreChange) -> None:
-        """Apply the changes of a step. No two of them have a key in common. Amortised O(candidates)."""
+        """Apply the changes of a step. Two changes must not have a key in common. Amortised O(candidates)."""
         self.index.reserve_entries(sum(change.keys.heads.size for change in changes))
         for change in changes:
             self._apply_change(change)
@@ -220,7 +219,7 @@ class RowStore:
 
     def _check_invariants(self) -> None:
         """Assert the invariants."""
-        # Each used cell is in exactly one chain, or in the free list.
+        # Each cell is either in exactly one chain or in the free list.
         _, places = self.index.list_entries(live=True)
         heads = [int(value) for value in self.index.read_entries(places)[2].view(np.int64)]
         seen, counted = set(), 0
@@ -228,7 +227,7 @@ class RowStore:
             at = start
             while at >= 0:
                 assert at not in seen and at < self.used, (at, self.used)
-                # A stored row has a positive multiplicity; a free cell has 0.
+                # A cell with a stored row has a positive multiplicity. A free cell has the multiplicity 0.
                 assert (self.cells[at, kernels.COUNT] > 0) == (start != self.free), at
                 counted += start != self.free
                 seen.add(at)

@@ -1,8 +1,8 @@
 """Open the inputs of a plan, and run inputs of differences.
 
-The graph, steps, checkpoints and tools call the same methods for each kind of input. To add a kind, write its binding
-in ``ddflow/plan``, its running class, and a line in `KINDS`. An event of an input of differences is already an update,
-so no state is looked up. With ``keep=True``, the input arranges its rows with their multiplicities.
+The graph, steps, checkpoints and tools call the same methods for each kind of input. To add a kind of input, write its
+binding in ``ddflow/plan``, its running class, and a line in `KINDS`. An event of an input of differences is already an
+update, so no state is looked up. With ``keep=True``, the input arranges its rows with their multiplicities.
 
 >>> import pyarrow as pa
 >>> from ddflow.plan.inputs.bind import bind_upserts
@@ -47,7 +47,7 @@ class ResolvedDifferences:
     counts: Ints
     """int64[8]: the number of events with each verdict."""
     made: Updates
-    """The updates with all columns of the row. Diffs of 0 are left out."""
+    """The updates whose diff is not 0, with all columns of the row."""
     changes: list[ArrangementChange] = field(default_factory=list)
     expiry: ExpiryChange = field(default_factory=ExpiryChange)
 
@@ -96,10 +96,10 @@ class RunningDifferences(RunningThreshold):
     def require_keys(self, asked: str, error: type[DdflowError] = SpecError) -> NoReturn:
         """Raise ``error``, because an input of differences has no keys."""
         found = f"{self.bound.name!r} is an input of differences, which has no keys"
-        raise error(asked, found, "ask it of an input of upserts: flow.upserts(...)")
+        raise error(asked, found, "use an input of upserts: flow.upserts(...)")
 
     def resolve(self, events: Events, times: Ints, since: int, winners: bool = True) -> ResolvedDifferences:
-        """Compute the outcome of events. The state stays unchanged. O(n) expected.
+        """Compute the verdicts and the updates that result from events. The state stays unchanged. O(n) expected.
 
         ``times``, ``since``: as for inputs of upserts. Raises `CountOverflow` if a stored multiplicity would be outside
         int64.

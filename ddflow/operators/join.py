@@ -1,11 +1,12 @@
-"""Join two collections on equal columns. Pairs multiply the multiplicities of their rows.
+"""Join two collections on equal columns. The multiplicity of a pair is the product of the multiplicities of both rows.
 
-Let L and R be the updates of the left and the right in a step, and L0 and R0 their rows before the step. The step emits
-L x R0 + L0 x R + L x R. The time of a pair is the later time of its two rows. The operator has no state: it looks
-groups up in the arrangements of its inputs, which stay unchanged until the whole step is computed.
+Let L and R be the updates of the left and the right side in a step. Let L0 and R0 be the rows of both sides before the
+step. The step emits L x R0 + L0 x R + L x R. The time of a pair is the later time of its two rows. The operator has no
+state. Groups are looked up in the arrangements of the inputs, which stay unchanged until the whole step is computed.
 
-The kernel makes pairs of row references, and a column is gathered only when it is first read. A null in a join column
-has no match unless ``nulls`` is set. All other kinds of joins are built from this one (`ddflow.plan.verbs.joins`).
+The kernel makes pairs of row references. A column of the pairs is gathered only when it is first read. A null in a join
+column has no match unless ``nulls`` is set. All other kinds of joins are built from the inner join
+(`ddflow.plan.verbs.joins`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,7 +34,7 @@ from ddflow.plan.text.formulas import JsonRecord
 from ddflow.trace.ordered_index import RowsByGroup
 
 MOST_KEYS: Final = 8
-"""The maximum number of keys that a join derives from the keys of its sides."""
+"""The maximum number of keys that a join derives from the keys of its two sides."""
 
 
 @register_operator
@@ -73,9 +74,9 @@ class Join(Operator):
         shown = [{of: name for name, at, of in self.columns if at == side} for side in (0, 1)]
         check_no_shared_columns([*shown[0].values()], [*shown[1].values()], right.schema.names, self.verb)
         check_column_names([name for name, _, _ in self.columns], self.verb)
-        refuse_forgetting_inputs(self.verb, "their pairs would stay for ever", left, right)
+        refuse_forgetting_inputs(self.verb, "the output would keep their pairs forever", left, right)
         met = [{pair[side] for pair in self.on if pair[1 - side] in shown[1 - side]} for side in (0, 1)]
-        # True if distinct pairs always give distinct output rows.
+        # Whether distinct pairs always give distinct output rows.
         whole_rows = all(of.told_by({*shown[at], *met[at]}) for at, of in enumerate(sides))
         super().__init__(left.flow, pa.schema(fields), sides, whole_rows and left.consolidated and right.consolidated)
         meeting = {frozenset([shown[0][a], shown[1][b]]) for a, b in self.on if a in shown[0] and b in shown[1]}
@@ -109,7 +110,7 @@ class Join(Operator):
         return ", ".join([*inputs, f"on={on}"])
 
     def find_read_columns(self, wanted: set[str]) -> list[set[str]]:
-        """Return, for each side, its wanted columns and its join columns."""
+        """Return the wanted columns and the join columns of each side."""
         chosen = [{of for name, at, of in self.columns if at == side and name in wanted} for side in (0, 1)]
         return [each | {one[side] for one in self.on} for side, each in enumerate(chosen)]
 
@@ -118,17 +119,23 @@ class Join(Operator):
         return [tuple(each[side] for each in self.on) for side in (0, 1)]
 
     def map_input_columns(self, by: Columns | None) -> Columns | None:
-        """See `Collection.map_input_columns`: columns of the left side."""
+        """Return columns of the left side; see `Collection.map_input_columns`."""
         names = {of: name for name, side, of in reversed(self.columns) if side == 0}
         return tuple(names[c] for c in by) if by is not None and set(by) <= set(names) else None
 
     def find_pushdown_columns(self, at: int) -> dict[str, str]:
-        """See `Collection.find_pushdown_columns`: a side's columns, and the other side's names for its join columns."""
+        """Return the columns of one side, and the other side's names for the join columns.
+
+        See `Collection.find_pushdown_columns`.
+        """
         mine, other = ({of: name for name, side, of in self.columns if side == each} for each in (at, 1 - at))
         return {pair[at]: other[pair[1 - at]] for pair in self.on if pair[1 - at] in other} | mine
 
     def unique_by(self) -> list[Columns]:
-        """See `Collection.unique_by`: the keys of a side whose rows match at most one row, or keys of both sides."""
+        """Return the keys of each side whose rows match at most one row, and all pairs of a left and a right key.
+
+        See `Collection.unique_by`.
+        """
         if self.proven is not None:
             return [self.proven]
         keys, shown = [of.unique_by() for of in self.inputs], [self.find_pushdown_columns(side) for side in (0, 1)]
@@ -140,11 +147,11 @@ class Join(Operator):
         return list(found)[:MOST_KEYS]
 
     def find_never_null_columns(self) -> frozenset[str]:
-        """See `Collection.find_never_null_columns`: the never-null columns of each side."""
+        """Return the never-null columns of each side; see `Collection.find_never_null_columns`."""
         return super().find_never_null_columns() | self._find_never_null_of_input(0) | self._find_never_null_of_input(1)
 
     def find_contributing_rows(self, wanted: pa.Table, given: Sequence[pa.Table], alike: RowMatcher) -> list[pa.Table]:
-        """See `Collection.find_contributing_rows`: both rows of each wanted pair."""
+        """Return both rows of each wanted pair; see `Collection.find_contributing_rows`."""
         shown = [[column for column in self.columns if column[1] == side] for side in (0, 1)]
         met = alike.assign_row_numbers(*((given[side], [pair[side] for pair in self.on]) for side in (0, 1)))
         asked, sides = dict[str, Ints](), list[pa.Table]()
@@ -174,7 +181,8 @@ def normalize_columns(columns: Sequence[Sequence[Any]]) -> list[Chosen]:
 def columns_to_json(columns: Sequence[Chosen], whole: Sequence[int], inputs: Sequence[Collection]) -> list[Any]:
     """Write the columns of a join as JSON.
 
-    If a side has all its columns in the result, the JSON lists the excluded ones, so later columns do not change it.
+    If the result has all columns of a side, the JSON lists the columns that are excluded. Therefore columns that are
+    added to the side later do not change the JSON.
     """
     out: list[Any] = []
     left_out = {side: [*inputs[side].schema.names] for side in whole}
@@ -202,7 +210,10 @@ def columns_from_json(written: Sequence[Any], inputs: Sequence[Collection]) -> l
 
 
 class SideUpdates(NamedTuple):
-    """The updates of one side without null keys: their group numbers, and their positions sorted by group."""
+    """The updates of one side whose keys are not null.
+
+    The fields are the group numbers of these updates, and their positions sorted by group.
+    """
 
     updates: Updates
     number: Narrow
@@ -212,7 +223,10 @@ class SideUpdates(NamedTuple):
 
 
 class JoinedPairs(NamedTuple):
-    """Joined pairs: time ranks, left and right references, products of diffs, and group numbers."""
+    """Joined pairs.
+
+    A pair has a time rank, a left and a right reference, the product of both diffs, and a group number.
+    """
 
     ranks: Narrow
     left: Ints
@@ -281,7 +295,10 @@ class RunningJoin(RunningOperator):
         return self.compute_output_rows(inputs, None, self.wanted)
 
     def _group_updates(self, inputs: Sequence[Updates]) -> tuple[list[SideUpdates], Words, Words]:
-        """Group the updates of both sides.  Return them with the ascending identity words of the groups."""
+        """Group the updates of both sides.
+
+        Return the grouped updates, and the ascending identity words of the groups.
+        """
         words, some = [], []
         for keys, each in zip(self.key_hashes, inputs, strict=True):
             columns, n = column_arrays(each.rows, keys.names), each.diffs.size
@@ -326,8 +343,8 @@ class RunningJoin(RunningOperator):
         refused = pair_updates(*given, *out)
         if refused >= 0:
             row = row_values(mine.updates.rows, int(mine.places[refused]))
-            found = f"the multiplicity of {row}, times that of its partner, leaves int64"
-            remedy = "look for an input that multiplies diffs; nothing of this step was kept"
+            found = f"the multiplicity of {row}, times that of its match, overflows int64"
+            remedy = "find the input that multiplies diffs; nothing of this step was kept"
             raise CountOverflow("a join", found, remedy)
         return JoinedPairs(out[0], mine.places.take(out[1]), out[2], out[3], mine.number.take(out[1]))
 
@@ -346,7 +363,7 @@ class RunningJoin(RunningOperator):
     ) -> Updates:
         """Combine all pairs into updates sorted by time, with retractions first within a time.
 
-        ``both``: bool[groups], marks groups whose pairs may cancel. Pairs of these groups are consolidated.
+        ``both``: bool[groups], marks groups whose pairs can cancel. Pairs of the marked groups are consolidated.
         """
         pairs = JoinedPairs.concat_pairs(every)
         pairs = pairs.take_pairs(sort_retractions_first(pairs.ranks, pairs.diffs, times.size))
@@ -363,7 +380,7 @@ class RunningJoin(RunningOperator):
     def _view_pairs_as_updates(
         self, pairs: JoinedPairs, pools: Sequence[RowPool], times: Ints, columns: Sequence[Chosen]
     ) -> Updates:
-        """Present pairs as updates whose columns are gathered later."""
+        """Return the pairs as updates whose columns are gathered later."""
         sides = [
             RowView(pool, references, of.schema)
             for pool, references, of in zip(pools, (pairs.left, pairs.right), self.node.inputs, strict=True)

@@ -1,10 +1,10 @@
-"""Join each left row once, at its arrival, to the right row of its key, and keep that result.
+"""Join each left row once, when it arrives, to the right row of its key, and keep that result.
 
-The result includes all changes of the right up to the time when the left row arrives. Later changes of the right do not
-affect the result. A retraction of the left row retracts the stored result. Equal left rows share one result until all
-of them are retracted.
+The result includes all changes of the right input up to the time when the left row arrives. Later changes of the right
+input do not affect the result. A retraction of the left row retracts the stored result. Equal left rows share one
+result until all of them are retracted.
 
-The state holds the left rows by key, each with its multiplicity and its result. The right rows are read from the
+The state holds the left rows by key. Each row has its multiplicity and its result. The right rows are read from the
 arrangement of the right input.
 """
 
@@ -42,10 +42,10 @@ class LookUp(Operator):
     """The operator of `Collection.lookup`.
 
     ``on``: pairs of equal columns of the left and the right. ``shown``: the right columns in the output, by output
-    name. None means all columns except ``without``, including columns that are added later. ``how``: "inner" drops left
-    rows without a match.
+    name. If ``shown`` is None, the output has all right columns except ``without``, including columns that are added
+    later. ``how``: if "inner", left rows without a match are dropped.
 
-    The right must be arranged by its join columns, in this order, or have at most one row for each key.
+    The right input must be arranged by its join columns, in this order, or have at most one row for each key.
 
     >>> import ddflow as dd
     >>> flow = dd.Flow()
@@ -73,7 +73,7 @@ class LookUp(Operator):
         self.on, self.how, self.shown, self.without = [(str(a), str(b)) for a, b in on], how, shown, list(without)
         every = {name: name for name in right.schema.names if name not in without}
         self.columns = list((every if shown is None else shown).items())
-        refuse_forgetting_inputs(self.verb, "what was found would stay", left, right)
+        refuse_forgetting_inputs(self.verb, "the output would keep their values forever", left, right)
         fields = [right.schema.field(of).with_name(name) for name, of in self.columns]
         self.found = pa.schema([field.with_nullable(field.nullable or how == "left") for field in fields])
         schema = pa.schema([*left.schema, *self.found])
@@ -100,13 +100,13 @@ class LookUp(Operator):
 
     @classmethod
     def format_arguments(cls, record: JsonRecord, inputs: Sequence[str]) -> str:
-        """Render the other side, the join columns, and ``how`` unless it is the default as text."""
+        """Render as text the other side, the join columns, and ``how`` unless it is the default."""
         on = {str(one): str(other) for one, other in record.read_list("on")}
         how = [] if record.read_text("how") == "left" else [f"how={record.read_text('how')!r}"]
         return ", ".join([*inputs, f"on={on}", *how])
 
     def find_read_columns(self, wanted: set[str]) -> list[set[str]]:
-        """Return all left columns, and the join and result columns of the right."""
+        """Return all columns of the left input, and the join and result columns of the right input."""
         return [set(self.inputs[0].schema.names), {other for _, other in self.on} | {of for _, of in self.columns}]
 
     def exchange(self) -> list[Columns | None]:
@@ -114,11 +114,14 @@ class LookUp(Operator):
         return [tuple(each[side] for each in self.on) for side in (0, 1)]
 
     def find_pushdown_columns(self, at: int) -> dict[str, str]:
-        """See `Collection.find_pushdown_columns`: the join columns."""
+        """Return the join columns; see `Collection.find_pushdown_columns`."""
         return {pair[at]: pair[0] for pair in self.on}
 
     def find_contributing_rows(self, wanted: pa.Table, given: Sequence[pa.Table], alike: RowMatcher) -> list[pa.Table]:
-        """See `Collection.find_contributing_rows`: the equal left rows, and their right rows if these still exist."""
+        """Return the left rows with the wanted left values, and their right rows if these still exist.
+
+        See `Collection.find_contributing_rows`.
+        """
         return [
             alike.select_matches(given[0], wanted, self.inputs[0].schema.names),
             alike.select_matches(
@@ -139,7 +142,7 @@ class LookupResults(NamedTuple):
     diffs: Ints
     """int64[c]: the change in the multiplicity of the row with its result."""
     found: pa.Table
-    """The values of the right columns, with the column `FOUND`."""
+    """The values of the right columns, and the column `FOUND`."""
 
 
 class RunningLookup(RunningOrderedRows):
@@ -188,9 +191,10 @@ class RunningLookup(RunningOrderedRows):
         return Updates(made, ranks[shown], diffs[shown], left.times), change
 
     def compute_initial_change(self, inputs: Sequence[Updates], since: int) -> Any:
-        """See `RunningOperator.compute_initial_change`: left rows are joined to the current right rows.
+        """Join the left rows to the current right rows; see `RunningOperator.compute_initial_change`.
 
-        If the right's arrangement already holds rows, the input's right rows are ignored, so that no row counts twice.
+        If the arrangement of the right input already holds rows, the right rows in ``inputs`` are ignored, so that no
+        row counts twice.
         """
         left, right = inputs
         if self.sides[1].output_arrangement.keys:
@@ -198,7 +202,7 @@ class RunningLookup(RunningOrderedRows):
         return super().compute_initial_change([left, right], since)
 
     def to_output_rows(self, arranged: pa.Table) -> Updates:
-        """See `ReadableNode.to_output_rows`: each row with its result."""
+        """Return each row with its result; see `ReadableNode.to_output_rows`."""
         if self.node.how == "inner":
             arranged = arranged.filter(arranged.column(FOUND))
         (times,) = column_arrays(arranged, [TIMES])
@@ -207,12 +211,18 @@ class RunningLookup(RunningOrderedRows):
         return as_updates(rows)._replace(diffs=times.to_numpy())
 
     def _lay_out_columns(self, rows: Ints, counts: Ints) -> list[Column]:
-        """See `RunningCountedRows._lay_out_columns`. The result columns are null here and are filled in later."""
+        """See `RunningCountedRows._lay_out_columns`.
+
+        The result columns are null at first and are filled in later.
+        """
         *mine, times = super()._lay_out_columns(rows, counts)
         return [*mine, *(pa.nulls(counts.size, field.type) for field in self.kept), times]
 
     def _find_change_values(self, folded: RowChanges, left: Updates, right: Updates) -> LookupResults:
-        """Return the result of each change: the stored result, or a looked-up one if the change adds a new row."""
+        """Return the result of each change.
+
+        A change that adds a new row gets the result of a look-up, and any other change gets the stored result.
+        """
         c = folded.numbers.size
         order = np.empty(c, np.int64)
         order_by_rank(folded.numbers.astype(np.int32), NONE.view(np.int64), np.int64(folded.prior.size), order)
@@ -229,7 +239,8 @@ class RunningLookup(RunningOrderedRows):
         by, which = folded.by, numbers[asked]
         given = order[asked]
         found = self._look_up_right(by.high[which], by.low[which], folded.ranks[given], right, left, folded.rows[given])
-        # A row's latest result is from its last arrival in this step, else from the state.
+        # The latest result of a row is from its last arrival in this step or, if it did not arrive in this step, from
+        # the state.
         latest = np.maximum.accumulate(np.where(before == 0, np.arange(c), -1))
         begun = np.flatnonzero(first)[np.cumsum(first) - 1] if c else ints()
         kept = latest < begun
@@ -246,7 +257,7 @@ class RunningLookup(RunningOrderedRows):
     def _look_up_right(
         self, high: Words, low: Words, ranks: Narrow, right: Updates, left: Updates, rows: Ints
     ) -> pa.Table:
-        """Look up ascending keys on the right, each as of a time rank.
+        """Look up ascending keys in the right input. The look-up of each key is as of the key's own time rank.
 
         ``rows``: the left rows, which the error message quotes.
         """
@@ -270,8 +281,9 @@ class RunningLookup(RunningOrderedRows):
         refused = find_group_row_at_times(*given, np.zeros(references.size, np.int64), found)
         if refused >= 0:
             row = row_values(left.rows, int(rows[sorting[refused]]))
-            what = f"{row} finds several rows of its key {self.asked.names}, or one that is not there once"
-            raise NotUnique(self.node.verb, what, "look up by columns that name one row, or take top(1) of each first")
+            what = f"{row} finds several rows of its key {self.asked.names}, or a row with a multiplicity other than 1"
+            remedy = "look up by columns that identify one row, or apply top(1) to each key first"
+            raise NotUnique(self.node.verb, what, remedy)
         found[sorting] = found.copy()
         at = np.flatnonzero(found >= 0)
         place = np.zeros(n, np.int64)
@@ -282,9 +294,10 @@ class RunningLookup(RunningOrderedRows):
         return pa.Table.from_arrays([*columns, pa.array(found >= 0)], schema=self.kept)
 
     def _find_first_equal_rows(self, pool: RowPool, references: Ints, held: Ints, changes: Ints) -> Ints:
-        """Find the first row that is equal to each row, among the stored rows of the group followed by its changes.
+        """For each row, find the first equal row of its group.
 
-        ``held``, ``changes``: int64[g + 1], where each group begins among the stored rows and among the changes.
+        The stored rows of a group precede its changes. ``held``, ``changes``: int64[g + 1], where each group begins
+        among the stored rows and among the changes.
         """
         out = np.arange(references.size)
         mixed = np.repeat(np.diff(changes) > 0, np.diff(held))
@@ -297,7 +310,7 @@ class RunningLookup(RunningOrderedRows):
         return out
 
     def _add_looked_up_values(self, folded: RowChanges, left: Updates, given: LookupResults) -> ArrangementChange:
-        """Add its row's result to each version of the change."""
+        """Add the result of the row to each version of the change."""
         change, batch = folded.change, folded.change.batch
         there = np.flatnonzero(change.last >= 0)
         numbers = there[np.searchsorted(change.last[there], np.arange(len(batch)))]

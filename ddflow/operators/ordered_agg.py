@@ -1,11 +1,12 @@
 """Compute first, last, extreme and list aggregates of each group, as differences.
 
 A group has an output row while it has input rows. The state holds the rows of each group in a given order, with their
-multiplicities. A step reads one or two rows from an end of a group, and further rows if updates change these. After an
-extreme is retracted, it therefore finds the next row in O(log rows). A list aggregate reads the whole group.
+multiplicities. A step reads one or two rows from an end of a group. If updates change these rows, the step reads more
+rows from the same end. Therefore, when an extreme is retracted, a step finds the next row in O(log rows). A list
+aggregate reads the whole group.
 
-Results ignore rows whose column ``skips`` is null. A group has at most one such row, because `ddflow.plan.verbs.groups`
-builds the input that way.
+Results ignore rows whose column ``skips`` is null. Each group has at most one such row, because
+`ddflow.plan.verbs.groups` builds the input in this way.
 """
 
 from collections.abc import Iterator, Sequence
@@ -42,9 +43,9 @@ from ddflow.trace.group_rows import gather_identities
 from ddflow.trace.ordered_index import ALL
 
 WAYS: Final = ("first", "last", "all")
-"""The kinds of results: the value of a group's first row, of its last row, or the list of all its values."""
+"""The kinds of results: the value of a group's first row, the value of its last row, or the list of all its values."""
 MOST_VALUES: Final = 2**31 - 1
-"""The maximum number of values in the lists of one step."""
+"""The maximum number of values in all lists of one step."""
 
 
 @register_operator
@@ -63,7 +64,7 @@ class OrderedAgg(GroupOperator):
     ) -> None:
         self.by, self.order, self.skips = tuple(by), parse_order_columns(order, of.schema, "agg"), skips
         self.results = [(str(name), str(way), str(column)) for name, way, column in results]
-        refuse_forgetting_inputs("agg", "they would stay for ever", of)
+        refuse_forgetting_inputs("agg", "the state would keep these rows forever", of)
         fields = [of.schema.field(name) for name in self.by]
         check_column_names([*of.schema.names, TIMES], "agg")
         check_column_names([*self.by, *(name for name, _, _ in self.results)], "agg")
@@ -80,17 +81,17 @@ class OrderedAgg(GroupOperator):
 
     @classmethod
     def from_json(cls, inputs: Sequence[Collection], record: JsonRecord) -> Collection:
-        """Write the group columns, the order, the results and ``skips`` as JSON."""
+        """Build the operator from the group columns, the order, the results and ``skips`` of a JSON record."""
         results = record.read_list("results")
         return inputs[0]._apply_verb(
             cls.verb, record.read_texts("by"), record.read_texts("order"), results, record.read_text("skips")
         )
 
     def find_widening_obstacles(self, narrow: Self) -> Iterator[str]:
-        """See `Collection.find_widening_obstacles`: the wider types must sort the rows in the same order."""
+        """Require that the wider types sort the rows in the same order; see `Collection.find_widening_obstacles`."""
         for name, kind in find_reordered_columns(self.inputs[0].schema, narrow.inputs[0].schema):
             if name not in self.by:
-                yield f"agg(...) compares its column {name!r}, whose values as {kind} have another order"
+                yield f"agg(...) compares its column {name!r}, whose values sort differently as {kind}"
 
     @classmethod
     def format_arguments(cls, record: JsonRecord, inputs: Sequence[str]) -> str:
@@ -106,7 +107,7 @@ class OrderedAgg(GroupOperator):
 class GroupCells(NamedTuple):
     """The changes of g groups in a step.
 
-    Each group is divided into cells, one for each of its times; c cells in all.
+    Each group is divided into cells, one cell for each of its times. All groups together have c cells.
     """
 
     cells: Ints
@@ -114,12 +115,12 @@ class GroupCells(NamedTuple):
     begins: Ints
     """int64[c + 1]: where each cell begins among the changes."""
     numbers: Ints
-    """For each change, the number of the changed row. ``counts`` has the row's multiplicity after the change."""
+    """The number of the row that each change affects. ``counts`` has the multiplicity of this row after the change."""
     counts: Ints
 
     @property
     def state_order(self) -> Ints:
-        """int64[g + c]: each state's position by group and time: first of those before the step, then after cells."""
+        """int64[g + c]: the position of each state by group and time. The states before the step come first."""
         groups = self.cells.size - 1
         of = np.repeat(np.arange(groups), np.diff(self.cells))
         return np.concatenate([self.cells[:-1] + np.arange(groups), np.arange(of.size) + of + 1])
@@ -173,7 +174,7 @@ class RunningOrderedAgg(RunningOrderedGroups):
             else np.zeros(1, np.int64)
         )
         ends = {way: self._find_result_rows(way, folded, first, pool) for way in {way for _, way, _ in self.results}}
-        # Rows beyond the rows that were read cannot change a result.
+        # The rows that were not read cannot change a result.
         near = np.logical_or.reduce([end.place >= 0 for end in ends.values()])
         order = np.flatnonzero(near[folded.numbers])
         group = np.repeat(np.arange(first.size - 1, dtype=np.int32), np.diff(first))[folded.numbers[order]]
@@ -214,7 +215,10 @@ class RunningOrderedAgg(RunningOrderedGroups):
     def _compute_results(
         self, ends: dict[str, FirstRows], changes: GroupCells, pool: RowPool
     ) -> tuple[Flags, list[pa.Array]]:
-        """Mark the states that have rows, and compute the results of all states, first those before the step."""
+        """Mark the states that have rows, and compute the results of all states.
+
+        The states before the step come first.
+        """
         order, made = changes.state_order, dict[str, tuple[Ints, Ints]]()
         there, stops = np.empty(order.size, np.uint8), np.empty(order.size + 1, np.int64)
         for way, (references, held, bounds, place) in ends.items():
@@ -230,8 +234,8 @@ class RunningOrderedAgg(RunningOrderedGroups):
                 if n <= room:
                     break
                 if n > MOST_VALUES:
-                    found = f"the lists of this step have {n:,} values, and Arrow's reach {MOST_VALUES:,}"
-                    raise TooLarge("array_agg", found, "take smaller steps, or aggregate smaller groups")
+                    found = f"the lists of this step have {n:,} values, but a list column holds at most {MOST_VALUES:,}"
+                    raise TooLarge("array_agg", found, "use smaller steps, or smaller groups")
                 room = n
             made[way] = references[out[:n]], stops.copy()
         columns = []
@@ -248,7 +252,7 @@ class RunningOrderedAgg(RunningOrderedGroups):
         return there[order], columns
 
     def _compute_group_output(self, arranged: Arrangement, references: Ints) -> Updates:
-        """Compute the results from rows in the order of identities. Each group must be complete."""
+        """Compute the results from rows in the order of identities. The rows of each group must be complete."""
         pool = arranged.slots.pool
         high, low, order = gather_identities(arranged, references)
         heads, tied = mark_first_of_keys(high, low), mark_first_of_keys(high, low, order[:, : self.ways.tied])

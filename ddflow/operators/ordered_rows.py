@@ -1,12 +1,13 @@
 """Arrange rows with multiplicities by group, sorted within each group.
 
-The arrangement holds each row once, with its multiplicity, positive or negative. A row's identity is 128 bits of its
-group, then its order words, then 128 bits of the row unless the order words identify it. Therefore the rows of a group
-are adjacent and sorted. Joins look up groups in this arrangement. Tops and extremes read groups from an end.
+The arrangement holds each row once, with its multiplicity, positive or negative. The identity of a row consists of a
+128-bit hash of its group, the order words, and a 128-bit hash of the row. The hash of the row is absent if the order
+words identify the row within its group. Therefore the rows of a group are adjacent and sorted. Joins look up groups in
+the arrangement. The operators for tops and extremes read groups from one end.
 
-Guarantees: null forms a group like any other value. Equal keys have equal words, even if their columns have other names
-or integer widths. `RunningOrderedRows.fold_updates` leaves the state unchanged until the arrangement applies the
-change.
+Guarantees: rows with a null in a group column form a group, as with any other value. Equal keys have equal words, even
+if their columns have other names or integer widths. `RunningOrderedRows.fold_updates` leaves the state unchanged until
+the arrangement applies the change.
 """
 
 from abc import abstractmethod
@@ -35,7 +36,7 @@ from ddflow.trace.group_rows import find_group_rows
 from ddflow.trace.ordered_index import ALL, RowsByGroup
 
 KINDS: Any = (np.int32, np.int64, np.int64, np.int64)
-"""The types of the arrays that the fold writes: ranks, rows, multiplicities, numbers."""
+"""The types of the arrays that the fold writes: ranks, rows, multiplicities and row numbers."""
 
 
 class RowChanges(NamedTuple):
@@ -44,15 +45,18 @@ class RowChanges(NamedTuple):
     change: ArrangementChange
     """The change to apply."""
     by: SortedRows
-    """The groups of the distinct rows, and where each identity begins. ``permutation``: the numbers of the rows."""
+    """The groups of the distinct rows, and the position where each identity begins.
+
+    ``permutation``: the numbers of the rows.
+    """
     order: Ints
     """int64[m, w]: the identity words after the first two."""
     rows: Ints
-    """int64[c]: for each (row, time) whose multiplicity changes, one of its updates, ascending in time."""
+    """int64[c]: for each change of a row's multiplicity at a time, one of its updates, ascending in time."""
     ranks: Narrow
     """int32[c]: the ranks of the times."""
     counts: Ints
-    """int64[c]: the row's multiplicity after the change; 0 if it has gone."""
+    """int64[c]: the row's multiplicity after the change, or 0 if the row has disappeared."""
     numbers: Ints
     """int64[c]: the changed row, as a position in ``by``."""
     prior: Ints
@@ -62,7 +66,7 @@ class RowChanges(NamedTuple):
 
 
 class RunningOrderedRows(RunningCountedRows):
-    """An operator whose state is rows with multiplicities, by group and in an order.
+    """An operator whose state consists of rows with multiplicities, by group and sorted within each group.
 
     ``row``: the columns. ``by``: the group columns, possibly none. ``order``: the order within a group. ``whole``:
     whether the order words identify a row within its group.
@@ -82,7 +86,8 @@ class RunningOrderedRows(RunningCountedRows):
         self, row: pa.Schema, by: Sequence[str], order: Sequence[OrderColumn], secret: Secret, whole: bool = False
     ) -> None:
         self.row, self.by, self.order, self.secret, self.hashed = row, list(by), list(order), secret, not whole
-        # With nullable fields, keys have two words, so the keys of two collections have the same form.
+        # The fields are made nullable, so that all keys have two words, and the keys of two collections have the same
+        # form.
         loose = pa.schema([field.with_nullable(True) for field in row])
         self.keys = RowHasher(pa.schema([loose.field(name) for name in by]), secret)
         self.whole, self.schema = RowHasher(loose, secret), pa.schema([*row, pa.field(TIMES, pa.int64(), False)])
@@ -104,7 +109,7 @@ class RunningOrderedRows(RunningCountedRows):
         words: bool = False,
         back: bool = False,
     ) -> RowsByGroup:
-        """Look up the rows of groups, at most ``most`` of each, by identity words that ascend.
+        """Look up the rows of groups, at most ``most`` rows of each group, by ascending identity words.
 
         See `find_group_rows`.
         """
@@ -145,7 +150,8 @@ class RunningOrderedRows(RunningCountedRows):
         change = self._build_change(updates, by, order, prior, place, [column[:versions] for column in down])
         change = change._replace(live_added=int(np.count_nonzero(counts)) - int(np.count_nonzero(before)))
         ranks, rows, times, diffs = (column[:changed] for column in up)
-        # A retraction followed by an insertion is one change of the multiplicity; a retraction alone sets it to 0.
+        # A retraction followed by an insertion is one change of the multiplicity. A retraction alone sets the
+        # multiplicity to 0.
         same = np.zeros(changed, bool)
         same[:-1] = (diffs[:-1] < 0) & (diffs[1:] > 0) & (rows[:-1] == rows[1:])
         kept = np.flatnonzero(~same)
@@ -156,9 +162,9 @@ class RunningOrderedRows(RunningCountedRows):
         return RowChanges(change, by, order, rows[kept], ranks[kept], times, numbers, before, held)
 
     def hash_rows(self, rows: pa.Table | pa.RecordBatch) -> Hashes:
-        """See `ReadableNode.hash_rows`: the words of the group, and the multiplicities.
+        """Return the words of the group, and the multiplicities; see `ReadableNode.hash_rows`.
 
-        The other identity words follow unless a column is missing.
+        If no column is missing, the identity words after the first two are returned as well.
         """
         high, low = self.keys.identify_rows(rows)
         times = np.asarray(rows.column(TIMES).fill_null(0)).view(np.uint64)
@@ -167,12 +173,12 @@ class RunningOrderedRows(RunningCountedRows):
         return high, low, times, self._compute_identity_words(rows, *self.whole.identify_rows(rows))
 
     def to_output_rows(self, arranged: pa.Table) -> Updates:
-        """See `ReadableNode.to_output_rows`: each row with its multiplicity."""
+        """Return each row with its multiplicity; see `ReadableNode.to_output_rows`."""
         (times,) = column_arrays(arranged, [TIMES])
         return as_updates(arranged)._replace(diffs=times.to_numpy())
 
     def _compute_identity_words(self, rows: Any, high: Words, low: Words) -> Ints:
-        """Compute int64[n, w]: the identity words after the first two.
+        """Compute the identity words after the first two, as int64[n, w].
 
         ``high``, ``low``: the two words of the row's own hash.
         """
@@ -188,7 +194,7 @@ class RunningOrderedRows(RunningCountedRows):
     ) -> tuple[SortedRows, Ints]:
         """Sort the distinct rows by identity.  ``high``, ``low``: the last two words of the identities."""
         words = self._compute_identity_words(table, high, low)
-        # Presorting by one word is faster than sorting by several words within groups.
+        # Sorting by one word first is faster than sorting by several words within groups.
         before = np.argsort(words[:, 0].view(np.uint64).take(first))
         rows = first.take(before)
         groups = [each.take(rows) for each in self.keys.compute_identities(column_arrays(table, self.by), n)]
@@ -199,7 +205,7 @@ class RunningOrderedRows(RunningCountedRows):
 
 
 class RunningOrderedGroups(RunningOrderedRows):
-    """An operator that stores input rows by group and computes a group's output from them."""
+    """An operator that stores input rows by group, and computes the output of a group from the group's rows."""
 
     def iterate_rows(self, as_of: int | None) -> Iterator[Updates]:
         """See `ReadableNode.iterate_rows`.  O(stored rows)."""
@@ -209,7 +215,10 @@ class RunningOrderedGroups(RunningOrderedRows):
 
     @abstractmethod
     def _compute_group_output(self, arranged: Arrangement, references: Ints) -> Updates:
-        """Compute the output from stored rows in the order of identities. All rows of a group must be present."""
+        """Compute the output from stored rows, which are in the order of identities.
+
+        All rows of a group must be present.
+        """
 
 
 def number_identities(high: Words, low: Words, arena: Arena) -> tuple[Narrow, Ints]:
@@ -236,7 +245,7 @@ def add_step_rows(pool: RowPool, updates: Updates) -> RowPool:
 
 
 def find_order_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type of the order words: int64 for narrower integers, so that widening does not change the words.
+    """Return the type of the order words. Narrower integers use int64, so that widening does not change the words.
 
     >>> find_order_type(pa.int32()), find_order_type(pa.float32())
     (DataType(int64), DataType(float))

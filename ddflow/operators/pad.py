@@ -1,4 +1,4 @@
-"""For outer joins, extend rows of one side with nulls in the columns of the other side.
+"""Extend rows of one side of an outer join with nulls in the columns of the other side.
 
 >>> import ddflow as dd
 >>> flow = dd.Flow()
@@ -27,7 +27,7 @@ from ddflow.operators.join import columns_from_json, columns_to_json, normalize_
 from ddflow.operators.updates import Updates
 from ddflow.plan.collection import Collection, Columns
 from ddflow.plan.text.formulas import JsonRecord
-from ddflow.storage.fields import MEND
+from ddflow.storage.fields import RESTORE_REMEDY
 
 
 @register_operator
@@ -35,7 +35,7 @@ class Pad(Operator):
     """An operator that pads the rows of one side of a join with nulls.
 
     ``side``: the side that has the rows; 0 is left. ``columns``, ``whole``: as in `Join`. ``keys``: the left columns in
-    ``columns`` that have the same names on the right. If the rows are from the right, they have these columns too.
+    ``columns`` that have the same names on the right. Rows from both sides have the key columns.
     """
 
     verb = "pad"
@@ -59,7 +59,7 @@ class Pad(Operator):
         self.positive, self.grows = mine.positive, any(self.inputs[at].grows for at in self.whole)
 
     def _map_columns(self) -> dict[str, str]:
-        """Map the output columns that are not null to their names in the rows."""
+        """Map each output column that is not filled with nulls to its name in the rows."""
         mine = {name: of for name, at, of in self.columns if at == self.side}
         return mine | {name: name for name in self.keys}
 
@@ -73,7 +73,7 @@ class Pad(Operator):
         """See `Collection.from_json`."""
         left, right = inputs
         if (side := record.read_text("side")) not in ("0", "1"):
-            raise CorruptState(record.what, f"its side is {side!r}", MEND)
+            raise CorruptState(record.what, f"its side is {side!r}", RESTORE_REMEDY)
         columns = columns_from_json(record.read_list("columns"), inputs)
         return cls(left, right, int(side), columns, record.read_texts("keys"), record.read_list("whole"))
 
@@ -89,17 +89,17 @@ class Pad(Operator):
         return ", ".join([*inputs, f"rows of the {'right' if record.read_text('side') == '1' else 'left'}"])
 
     def find_read_columns(self, wanted: set[str]) -> list[set[str]]:
-        """Return the wanted columns of this side, and no columns of the other side."""
+        """Return the wanted columns of the side that has the rows, and no columns of the other side."""
         mine = {of for name, of in self._map_columns().items() if name in wanted}
         return [mine if at == self.side else set() for at in (0, 1)]
 
     def map_input_columns(self, by: Columns | None) -> Columns | None:
-        """See `Collection.map_input_columns`: columns of this side."""
+        """Return columns of this side; see `Collection.map_input_columns`."""
         names = {of: name for name, of in reversed(self._map_columns().items())}
         return tuple(names[c] for c in by) if by is not None and set(by) <= set(names) else None
 
     def find_contributing_rows(self, wanted: pa.Table, given: Sequence[pa.Table], alike: RowMatcher) -> list[pa.Table]:
-        """See `Collection.find_contributing_rows`: rows of this side only, because they have no match."""
+        """Return only rows of this side, because padded rows have no match; see `Collection.find_contributing_rows`."""
         return [
             alike.select_matches(each, wanted, {of: name for name, of in self._map_columns().items()})
             if at == self.side

@@ -56,7 +56,7 @@ class Project(Operator):
             refuse_foreign_expression(each, of.schema, False, "project")
         names = list(columns) if isinstance(columns, Mapping) else parse_column_names(columns, "project", "columns")
         if not names and not rests:
-            raise SpecError("project", "no column is named", "name at least one; count(by=[]) counts all rows")
+            raise SpecError("project", "no column is named", "name at least one column; count(by=[]) counts all rows")
         check_column_names(names, "project")
         self.named, self.rests = names, tuple(rests)
         named = columns if isinstance(columns, Mapping) else dict(zip(names, names, strict=True))
@@ -105,7 +105,10 @@ class Project(Operator):
         return inputs[0]._apply_verb(self.verb, columns, self.rests)
 
     def find_widening_obstacles(self, narrow: Self) -> Iterator[str]:
-        """See `Collection.find_widening_obstacles`: expressions must give the same values, possibly in wider types."""
+        """Require that expressions give the same values, possibly in wider types.
+
+        See `Collection.find_widening_obstacles`.
+        """
         for column, field in zip(self.columns, self.schema, strict=True):
             if not isinstance(column, str):
                 schemas = narrow.inputs[0].schema, self.inputs[0].schema
@@ -146,12 +149,12 @@ class Project(Operator):
         return names if len(names) == len(self.columns) else None
 
     def unique_by(self) -> list[Columns]:
-        """See `Collection.unique_by`: the keys of the input whose columns this operator keeps."""
+        """Return the keys of the input whose columns this operator keeps; see `Collection.unique_by`."""
         carried = map(self.map_input_columns, self.inputs[0].unique_by())
         return [each for each in carried if each is not None]
 
     def find_contributing_rows(self, wanted: pa.Table, given: Sequence[pa.Table], alike: RowMatcher) -> list[pa.Table]:
-        """See `Collection.find_contributing_rows`: the input rows that are mapped to the wanted rows."""
+        """Return the input rows that are mapped to the wanted rows; see `Collection.find_contributing_rows`."""
         columns = [each if isinstance(each, str) else partial(_compute_or_null, each) for each in self.columns]
         made = project_rows(as_updates(given[0].drop_columns([DIFF])), self.schema, columns)
         return [given[0].take(pa.array(np.flatnonzero(alike.mark_matches(made.rows, wanted, self.schema.names))))]
@@ -164,7 +167,7 @@ class Project(Operator):
 class RunningProject(StatelessRunningOperator):
     """A running projection. A step computes only the wanted columns; a read computes all columns.
 
-    If no step needs an expression and it fails in a read, its value is null.
+    If no step needs an expression and the expression fails in a read, its value is null.
     """
 
     def __init__(self, node: Project, wanted: frozenset[str]) -> None:
@@ -183,7 +186,7 @@ class RunningProject(StatelessRunningOperator):
 
 
 def _compute_or_null(expression: Expression, batch: pa.RecordBatch) -> pa.Array:
-    """Compute an expression that no step needs. If it fails, return nulls."""
+    """Compute an expression that no step needs. If the expression fails, return nulls."""
     try:
         return expression(batch)
     except ExpressionError:
@@ -195,7 +198,7 @@ def project_rows(
 ) -> Updates:
     """Map the rows to the columns of ``schema``.
 
-    Each column is an input column, by name, or an expression. O(n) for expressions, O(1) for names.
+    Each column is the name of an input column, or an expression. O(n) for an expression, O(1) for a name.
     """
     batch: Any = to_batch(updates.rows) if any(map(callable, columns)) else None
     out = [c(batch) if callable(c) else updates.rows.column(c) for c in columns]

@@ -1,9 +1,10 @@
 """Sort rows by columns such as ``"amount desc nulls last"``, and find the first rows of groups.
 
-If the named columns tie, the remaining columns decide, so the order is total. Rows are first compared by order words.
-There are at most `MOST` words, and none for columns after the first text or binary column. Rows with equal words are
-compared by the values of the other columns. Values of a type without an order are compared by hash. Such a column may
-not be in ``by``. `find_first_rows` finds rows that are first before the step or at any time of it.
+If two rows tie in the named columns, the remaining columns decide, so the order is total. Rows are first compared by
+order words. A row has at most `MOST` order words. Columns after the first text or binary column have no order words.
+Rows with equal order words are compared by the values of the other columns. Values of a type without an order are
+compared by hash, and columns of this type are not allowed in ``by``. `find_first_rows` finds the rows that are first
+before the step or in it.
 
 >>> schema = pa.schema({"city": pa.string(), "n": pa.int64(), "note": pa.string()})
 >>> parse_order_columns(["n desc nulls first", "`city`"], schema, "top")
@@ -33,24 +34,24 @@ from ddflow.operators.ordered_rows import RowChanges, RunningOrderedRows, find_o
 from ddflow.trace.ordered_index import RowsByGroup
 
 MOST: Final = 8
-"""The maximum number of order words. The first column of ``by`` always gets all its words."""
+"""The maximum number of order words, except that the first column of ``by`` always gets all its words."""
 _WRITTEN: Final = re.compile(
     r"\s*(?:`((?:[^`]|``)+)`|(\w+))(?:\s+(asc|desc))?(?:\s+nulls\s+(first|last))?\s*", re.IGNORECASE
 )
 
 
 def parse_order_columns(by: Any, schema: pa.Schema, asked: str) -> list[OrderColumn]:
-    """Parse one or several texts such as ``"amount desc nulls last"`` to columns. Raises `SpecError`.
+    """Parse one or several texts such as ``"amount desc nulls last"`` into order columns. Raises `SpecError`.
 
-    Backticks quote a name that is not an identifier. By default nulls are first in ascending and last in descending
-    order, as in Spark.
+    A name that is not an identifier is quoted with backticks. As in Spark, nulls are by default first in ascending
+    order and last in descending order.
     """
     texts = [by] if isinstance(by, str) else list(by) if isinstance(by, Iterable) else [by]
     if not all(isinstance(text, str) for text in texts):
         raise SpecError(
             asked,
             ErrorText(Option("by"), f" is {shorten(repr(by))}"),
-            ErrorText("give a list of texts, as in ", Option("by", ["amount desc"])),
+            ErrorText("pass a list of texts, as in ", Option("by", ["amount desc"])),
         )
     out: list[OrderColumn] = []
     for text in texts:
@@ -136,7 +137,7 @@ class RowOrder:
         return np.lexsort([key for key in reversed(keys) if key.size])
 
     def sort_ties(self, pool: RowPool, references: Ints, ties: Flags) -> Ints | None:
-        """Sort rows that have equal words by value. Return None if there are none. O(tied rows).
+        """Sort rows that have equal words by value. Return None if no rows have equal words. O(tied rows).
 
         ``ties``: uint8[n], 1 if a row has the same words as the row before it.
         """
@@ -154,7 +155,7 @@ class RowOrder:
 def argsort_rows(rows: pa.Table, by: Sequence[OrderColumn]) -> Ints:
     """Compute the permutation that sorts a table's rows.
 
-    If the columns of ``by`` tie, the other columns decide. O(n log n).
+    If two rows tie in the columns of ``by``, the remaining columns decide. O(n log n).
 
     >>> rows = pa.table({"id": [1, 2, 3], "n": [7.5, None, float("nan")]})
     >>> argsort_rows(rows, parse_order_columns("n desc nulls first", rows.schema, "ORDER BY")).tolist()
@@ -172,7 +173,7 @@ def argsort_rows(rows: pa.Table, by: Sequence[OrderColumn]) -> Ints:
 
 
 def find_reordered_columns(row: pa.Schema, narrow: pa.Schema) -> Iterator[tuple[str, pa.DataType]]:
-    """Yield the name and the type of each column whose values sort differently in its type in ``narrow``."""
+    """Yield the name and the type of each column whose values sort differently with its type in ``narrow``."""
     for name in list_changed_types(narrow, row):
         was, now = narrow.field(name).type, row.field(name).type
         hashed = not is_flat_type(normalize_type(now)) and find_widening(was, now) != "read"
@@ -182,11 +183,11 @@ def find_reordered_columns(row: pa.Schema, narrow: pa.Schema) -> Iterator[tuple[
 
 
 MORE: Final = 4
-"""The growth factor of the number of rows to read from a group, if the step changes too many of its first rows."""
+"""If a step changes too many of the first rows of a group, the number of rows to read is multiplied by this factor."""
 
 
 class FirstRows(NamedTuple):
-    """The n rows that were found, group by group and in order."""
+    """The n rows that were found, group by group, and in order within a group."""
 
     references: Ints
     held: Ints
@@ -215,10 +216,10 @@ def find_first_rows(
     most: int | np.int64,
     back: bool = False,
 ) -> FirstRows:
-    """Find the rows that are among the first ``most`` of their group before the step or at any time of it.
+    """Find the rows that are among the first ``most`` rows of their group before the step or at any of its times.
 
     ``first``: where each group begins among the step's rows. ``pool``: the pool that the references point into.
-    ``back``: find the last rows of each group instead. O(m + groups log rows + rows read).
+    ``back``: find the last rows of each group, not the first. O(m + groups log rows + rows read).
 
     >>> from ddflow.columns.hashing import Secret
     >>> from ddflow.operators.row_order import parse_order_columns
@@ -270,7 +271,8 @@ def _merge_step_rows(
 ) -> tuple[Ints, Ints, Flags, Ints, Ints]:
     """Merge the step's rows with the stored rows that were found.
 
-    Return references, multiplicities, ties, the positions of the step's rows, and the ends of groups.
+    Return the references, multiplicities and ties of the rows, the positions of the step's rows, and the ends of
+    groups.
     """
     order, words = (np.ascontiguousarray(each) for each in (step.order, ~found.order if back else found.order))
     m, n = step.prior.size, step.prior.size + found.values.size

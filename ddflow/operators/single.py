@@ -1,7 +1,7 @@
 """Check that a scalar subquery has at most one row for each key, and drop its count column.
 
-If a row's count exceeds 1 after all changes at a time, the step fails, like a step with a failing expression. Queries
-apply this operator after the join with the outer rows.
+If a row's count exceeds 1 after all changes at a time, the step fails, as it does if an expression fails.
+Queries apply this operator after the join with the outer rows.
 
 >>> from ddflow.operators.updates import narrow_ints, ints
 >>> rows = pa.table({"city": ["Bern", "Basel"], "rows": [1, 2]})
@@ -50,8 +50,8 @@ class Single(RowPreservingOperator):
         self.counts, self.keys = check_column_name(count, "single", "count"), list(keys)
         check_columns_exist([self.counts, *self.keys], of.schema.names, "single")
         if not pat.is_integer(of.schema.field(self.counts).type) or len(of.schema) < 2:
-            found = f"{self.counts!r} is {of.schema.field(self.counts).type}, of {len(of.schema)} columns"
-            raise SpecError("single", found, "name a column of counts, beside others")
+            found = f"{self.counts!r} is {of.schema.field(self.counts).type}, in a row of {len(of.schema)} columns"
+            raise SpecError("single", found, "name an integer column of counts, and select at least one other column")
         fields = [field for field in of.schema if field.name != self.counts]
         super().__init__(of.flow, pa.schema(fields), [of], of.consolidated)
         self.fallible = (self.counts,)
@@ -76,11 +76,11 @@ class Single(RowPreservingOperator):
         return [{*wanted, self.counts, *self.keys}]
 
     def map_input_columns(self, by: Columns | None) -> Columns | None:
-        """See `Collection.map_input_columns`: all columns except the count column."""
+        """Return all columns except the count column; see `Collection.map_input_columns`."""
         return None if by is not None and self.counts in by else by
 
     def unique_by(self) -> list[Columns]:
-        """See `Collection.unique_by`: the keys of the input that do not contain the count column."""
+        """Return the keys of the input that do not contain the count column; see `Collection.unique_by`."""
         return [each for each in self.inputs[0].unique_by() if self.counts not in each]
 
     def open(self, context: OperatorContext) -> RunningOperator:

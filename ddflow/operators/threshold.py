@@ -1,7 +1,8 @@
-"""Replace each row's multiplicity n with ``f(n)``. If n changes from a to b, emit the row with diff ``f(b) - f(a)``.
+"""Replace each row's multiplicity n with ``f(n)``.
 
-An arrangement stores the multiplicity of each row, like a count grouped by all columns. ``f(0)`` must be 0, so that
-absent rows stay absent.
+If the multiplicity of a row changes from a to b, the operator emits the row with diff ``f(b) - f(a)``.
+An arrangement stores the multiplicity of each row, as for a count that is grouped by all columns. ``f(0)`` must be 0,
+so that absent rows stay absent.
 
 >>> import pyarrow as pa
 >>> from ddflow.operators.updates import narrow_ints, ints
@@ -46,7 +47,7 @@ class Threshold(RowPreservingOperator):
 
     def __init__(self, of: Collection, formula: Formula) -> None:
         self.formula = _compile_threshold(formula)
-        refuse_forgetting_inputs(self.verb, "they would be counted again", of)
+        refuse_forgetting_inputs(self.verb, "a row that comes back would be counted twice", of)
         check_column_names([*of.schema.names, TIMES], self.verb)
         super().__init__(of.flow, of.schema, [of], True)
         self.unique = False
@@ -90,7 +91,7 @@ class Distinct(Threshold):
         self.unique = self.positive = True
 
     def unique_by(self) -> list[Columns]:
-        """See `Collection.unique_by`: the keys of the input, or all columns if it has none."""
+        """Return the keys of the input, or all columns if the input has no keys; see `Collection.unique_by`."""
         return super().unique_by() or self.inputs[0].unique_by() or [tuple(self.schema.names)]
 
     def to_json(self, formulas: Any) -> dict[str, Any]:
@@ -113,22 +114,22 @@ class Distinct(Threshold):
 
 
 def _mark_positive_counts(batch: pa.RecordBatch) -> Ints:
-    """Return 1 for positive multiplicities, else 0."""
+    """Return 1 for positive multiplicities, and 0 for others."""
     once: Ints = np.clip(batch.column("n").to_numpy(), 0, 1)
     return once
 
 
 def _compile_threshold(formula: Formula) -> Expression:
-    """Compile the function. Raises `ExpressionError` unless its results are integers and ``f(0)`` is 0."""
+    """Compile the function. Raises `ExpressionError` if a result is not an integer or ``f(0)`` is not 0."""
     made = compile_expression(formula, GIVEN, what="threshold")
     if not pat.is_integer(made.type):
         raise ExpressionError(
-            "cannot compile threshold", f"its result is {made.type}", "give an integer, as in 'least(n, 3)'"
+            "cannot compile threshold", f"its result is {made.type}", "return an integer, as in 'least(n, 3)'"
         )
     nothing = made(pa.RecordBatch.from_arrays([pa.array([0], pa.int64())], schema=GIVEN))[0].as_py()
     if nothing != 0:
-        found = f"for n = 0, a row that is not there, it gives {nothing}"
-        raise ExpressionError("cannot compile threshold", found, "give 0 there, as in 'case when n = 0 then 0 ...'")
+        found = f"for n = 0, an absent row, it returns {nothing}"
+        raise ExpressionError("cannot compile threshold", found, "return 0 there, as in 'case when n = 0 then 0 ...'")
     return made
 
 
@@ -152,7 +153,7 @@ class RunningThreshold(RunningCount):
         return consolidate(there._replace(rows=there.rows.select(self.groups.names)), self.secret), change
 
     def to_output_rows(self, arranged: pa.Table) -> Updates:
-        """See `ReadableNode.to_output_rows`: each row with the function of its multiplicity."""
+        """Return each row with the result of the function; see `ReadableNode.to_output_rows`."""
         times = self._apply_threshold(arranged)
         return super().to_output_rows(arranged)._replace(diffs=times).take(np.flatnonzero(times))
 
@@ -162,8 +163,9 @@ class RunningThreshold(RunningCount):
         made = self.formula(pa.RecordBatch.from_arrays([times], schema=GIVEN))
         if made.null_count:
             n = times[int(np.flatnonzero(made.is_null())[0])]
-            raise ExpressionError("threshold", f"for n = {n} it is null", "give a number for every n, as by coalesce")
+            remedy = "return a number for every n, for example with coalesce"
+            raise ExpressionError("threshold", f"for n = {n} it is null", remedy)
         try:
             return np.asarray(made.cast(pa.int64()))
         except pa.ArrowInvalid as error:
-            raise ExpressionError("threshold", f"its result leaves int64 ({error})", "give an int64") from None
+            raise ExpressionError("threshold", f"its result overflows int64 ({error})", "return an int64") from None

@@ -1,7 +1,8 @@
-"""Turn a collection's updates into upserts, as the last operator before an output.
+"""Turn a collection's updates into upserts. Only an output can follow this operator.
 
-No operator can follow, because operators work on differences. The output has ``_deleted`` in place of ``_diff``. The
-state is the input's rows by key. A step reads the rows of each updated key; ``upserts.py`` computes their upserts.
+No operator can follow, because operators work on differences and not on upserts. The output has ``_deleted`` in place
+of ``_diff``. The state has the input's rows by key. A step reads the rows of each updated key, and ``upserts.py``
+computes upserts.
 
 >>> import pyarrow as pa
 >>> from ddflow.plan.plan import Plan
@@ -41,7 +42,7 @@ from ddflow.trace.batch import ArrangementChange
 class AsUpserts(Operator):
     """The operator of `Collection.to_upserts`. ``key``, ``on_conflict``: as in `ddflow.ToUpserts`.
 
-    As a collection, it contains the visible row of each key, once. Raises `SpecError`, `SchemaMismatch`.
+    As a collection, the operator contains the visible row of each key once. Raises `SpecError`, `SchemaMismatch`.
     """
 
     verb, keeps = "to_upserts", True
@@ -49,30 +50,31 @@ class AsUpserts(Operator):
     def __init__(self, of: Collection, key: str | Sequence[str], on_conflict: Conflicts = "error") -> None:
         made = ToUpserts(key, on_conflict)
         check_columns_exist(made.key, of.schema.names, f"to_upserts({list(made.key)})")
-        refuse_forgetting_inputs(f"to_upserts({list(made.key)})", "keys would show them for ever", of)
+        refuse_forgetting_inputs(f"to_upserts({list(made.key)})", "keys would show these rows forever", of)
         check_column_names([*of.schema.names, TIMES], f"to_upserts({list(made.key)})")
         made.declare(of.updates_schema(of.time_type))
         self.key, self.on_conflict, self._out = made.key, on_conflict, made.schema.out
-        # Visible rows keep their nullability; only the upsert of a deleted key has nulls in all other columns.
+        # Visible rows keep their nullability. Only the upsert of a deleted key has nulls in all columns outside the
+        # key.
         row, shown = made.schema.row, [field for field in made.schema.shown if field.name != DELETED]
         if on_conflict != "all":
             shown = [row.field(field.name) for field in shown]
         super().__init__(of.flow, pa.schema(shown), [of], True)
 
     def updates_schema(self, time_type: pa.DataType) -> pa.Schema:
-        """Return the columns of the upserts. Their times have the flow's type of time."""
+        """Return the columns of the upserts. The time column has the flow's type of time."""
         return self._out
 
     def operand(self, *_: Any, **__: Any) -> NoReturn:
-        """Raise `SpecError`, because no operator can follow this one."""
+        """Raise `SpecError`, because no operator can follow this operator."""
         raise SpecError(
             f"an operator on to_upserts({list(self.key)})",
-            "operators work on differences, and these are upserts",
-            "apply it before to_upserts, behind which only flow.output(...) stands",
+            "operators work on differences, but these are upserts",
+            "apply it before to_upserts; only flow.output(...) may follow to_upserts",
         )
 
     def unique_by(self) -> list[Columns]:
-        """See `Collection.unique_by`: the key, unless a key can have several visible rows."""
+        """Return the key, unless a key can have several visible rows; see `Collection.unique_by`."""
         return [] if self.on_conflict == "all" else [tuple(self.key)]
 
     def to_json(self, formulas: Any) -> dict[str, Any]:
@@ -86,13 +88,13 @@ class AsUpserts(Operator):
         return inputs[0].to_upserts(record.read_texts("key"), rule)
 
     def find_widening_obstacles(self, narrow: Self) -> Iterator[str]:
-        """See `Collection.find_widening_obstacles`: the greatest row of a key must stay the same."""
+        """Require that the greatest row of a key stays the same; see `Collection.find_widening_obstacles`."""
         for name in (
             list_changed_types(narrow.inputs[0].schema, self.inputs[0].schema) if self.on_conflict == "greatest" else ()
         ):
             was, now = (each.inputs[0].schema.field(name).type for each in (narrow, self))
             if not keeps_order(was, now):
-                yield f"on_conflict='greatest' compares its column {name!r}, whose values as {now} have another order"
+                yield f"on_conflict='greatest' compares its column {name!r}, whose values sort differently as {now}"
 
     @classmethod
     def format_arguments(cls, record: JsonRecord, inputs: Sequence[str]) -> str:
@@ -104,7 +106,7 @@ class AsUpserts(Operator):
         return [self.key]
 
     def find_contributing_rows(self, wanted: pa.Table, given: Sequence[pa.Table], alike: RowMatcher) -> list[pa.Table]:
-        """See `Collection.find_contributing_rows`: all rows of the wanted keys."""
+        """Return all rows of the wanted keys; see `Collection.find_contributing_rows`."""
         return [alike.select_matches(given[0], wanted, self.key)]
 
     def open(self, context: OperatorContext) -> RunningOperator:
@@ -126,7 +128,7 @@ class RunningToUpserts(RunningOrderedRows):
         super().__init__(self.told.schema.row, node.key, [], secret)
 
     def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, ArrangementChange | None]:
-        """Compute the upserts, as visible rows with ``_deleted``, and the change to apply.
+        """Compute the upserts and the change to apply. The upserts are visible rows with the column ``_deleted``.
 
         O(updates + stored rows of their keys) expected. Raises `NotUnique`, `NotHeld`, `CountOverflow`.
         """
@@ -154,7 +156,7 @@ class RunningToUpserts(RunningOrderedRows):
         return told.resolve(self._conform_rows(inputs[0]))[0]
 
     def iterate_rows(self, as_of: int | None) -> Iterator[Updates]:
-        """See `ReadableNode.iterate_rows`: the visible rows of all keys.  O(rows), in memory."""
+        """Yield the visible rows of all keys; see `ReadableNode.iterate_rows`.  O(rows), in memory."""
         every = [self.to_output_rows(table) for table in self.output_arrangement.iterate_rows(as_of)]
         if every:
             rows = pa.concat_tables([each.rows for each in every])
@@ -162,7 +164,7 @@ class RunningToUpserts(RunningOrderedRows):
             yield self.compute_output_rows([whole], as_of)
 
     def to_output_table(self, made: Updates, secret: Secret, schema: pa.Schema, time_type: pa.DataType) -> pa.Table:
-        """See `ReadableNode.to_output_table`: a table of upserts."""
+        """Return a table of upserts; see `ReadableNode.to_output_table`."""
         shown = [made.rows.column(name) for name in schema.names]
         there = pa.array(np.zeros(made.diffs.size, bool))
         table = pa.Table.from_arrays([*shown, there], schema=self.told.schema.shown)
@@ -174,7 +176,7 @@ class RunningToUpserts(RunningOrderedRows):
     def _conform_rows(self, updates: Updates) -> Updates:
         """Cast the columns to the declared types.
 
-        Updates of different parts of a step may differ in nullability and encoding.
+        The updates of different parts of a step can have types of different nullability and encoding.
         """
         columns = column_arrays(updates.rows, self.row.names)
         if all(column.type == field.type for column, field in zip(columns, self.row, strict=True)):

@@ -1,12 +1,12 @@
 """Emit the first k rows of each group, in a given order, as differences.
 
-A row of multiplicity m takes m places in its group. Its output multiplicity is the number of its places in [``offset``,
-``offset + k``), so it may be less than m. If rows tie, their remaining columns decide the order (`row_order`), so the
-output depends on the rows alone. The state holds every row, arranged by group and order, with its multiplicity. The
-output is not stored.
+A row of multiplicity m takes m places in its group. The multiplicity of a row in the output is the number of its places
+in [``offset``, ``offset + k``), which can be less than m. If rows tie, their remaining columns decide the order
+(`row_order`), so the output depends on the rows alone. The state holds every row, arranged by group and order, with its
+multiplicity. The output is not stored.
 
-Cost: a step reads only groups that have updates, and only their first ``offset + k`` rows. It reads further rows if
-updates change some of these rows, or if rows have equal order words.
+Cost: a step reads only groups that have updates, and only their first ``offset + k`` rows. A step reads later
+rows only if updates change some of the first rows, or if rows have equal order words.
 """
 
 from collections.abc import Iterator, Sequence
@@ -81,7 +81,7 @@ class Top(Operator):
             parse_column_names(partition_by, asked, "partition_by"),
         )
         check_columns_exist(self.partition_by, of.schema.names, asked, "partition_by")
-        refuse_forgetting_inputs(asked, "they would stay for ever", of)
+        refuse_forgetting_inputs(asked, "the state would keep these rows forever", of)
         ranks = []
         if rank_name is not None:
             ranks = [pa.field(check_column_name(rank_name, asked, "rank_name"), pa.int64(), nullable=False)]
@@ -90,7 +90,7 @@ class Top(Operator):
         self.unique, self.positive = of.unique or bool(ranks), True
 
     def to_json(self, formulas: Any) -> dict[str, Any]:
-        """Write all options as JSON, and the name of the rank column if there is one."""
+        """Write all options and, if there is a rank column, its name as JSON."""
         told = {
             "k": self.k,
             "by": format_order_columns(self.by),
@@ -107,14 +107,14 @@ class Top(Operator):
         return inputs[0].top(record.read_integer("k"), record.read_texts("by"), groups, offset, rank)
 
     def find_widening_obstacles(self, narrow: Self) -> Iterator[str]:
-        """See `Collection.find_widening_obstacles`: the wider types must sort the rows in the same order."""
+        """Require that the wider types sort the rows in the same order; see `Collection.find_widening_obstacles`."""
         for name, kind in find_reordered_columns(self.inputs[0].schema, narrow.inputs[0].schema):
             if name not in self.partition_by:
-                yield f"top(...) compares its column {name!r}, whose values as {kind} have another order"
+                yield f"top(...) compares its column {name!r}, whose values sort differently as {kind}"
 
     @classmethod
     def format_arguments(cls, record: JsonRecord, inputs: Sequence[str]) -> str:
-        """Render the options that differ from their defaults as text."""
+        """Render as text the options that differ from their defaults."""
         told = [str(record.read_integer("k")), f"by={record.read_texts('by')}"]
         told += [f"partition_by={groups}"] if (groups := record.read_texts("partition_by")) else []
         told += [f"offset={offset}"] if (offset := record.read_integer("offset")) else []
@@ -126,7 +126,10 @@ class Top(Operator):
         return [self.partition_by]
 
     def unique_by(self) -> list[Columns]:
-        """See `Collection.unique_by`: the keys of the input; the groups if k is 1; the groups with the rank column."""
+        """Return the keys of the input, the group columns if k is 1, and the group columns with the rank column.
+
+        See `Collection.unique_by`.
+        """
         found = self.inputs[0].unique_by()
         if self.k == 1:
             found = [*found, self.partition_by]
@@ -135,11 +138,14 @@ class Top(Operator):
         return list(dict.fromkeys(found))
 
     def find_never_null_columns(self) -> frozenset[str]:
-        """See `Collection.find_never_null_columns`: the never-null columns of the input."""
+        """Return the never-null columns of the input; see `Collection.find_never_null_columns`."""
         return super().find_never_null_columns() | (self.inputs[0].find_never_null_columns() & {*self.schema.names})
 
     def find_contributing_rows(self, wanted: pa.Table, given: Sequence[pa.Table], alike: RowMatcher) -> list[pa.Table]:
-        """See `Collection.find_contributing_rows`: the rows, and all rows before them if the result needs places."""
+        """Return the wanted rows and, if the result needs places, all rows before them.
+
+        See `Collection.find_contributing_rows`.
+        """
         same = alike.select_matches(given[0], wanted, self.inputs[0].schema.names)
         cut = pc.sum(same.column(DIFF)) != pc.sum(wanted.column(DIFF))
         return [self._select_preceding_rows(given[0], wanted, alike) if self.rank_name or self.offset or cut else same]
@@ -169,7 +175,7 @@ class Top(Operator):
 def _check_row_count(value: Any, name: str, least: int, most: int) -> int:
     """Check that ``k`` or ``offset`` is a whole number in its range. Raises `SpecError`."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise SpecError("top", Option(name) + f" is {value!r:.99}", f"give a whole number from {least:,} to {most:,}")
+        raise SpecError("top", Option(name) + f" is {value!r:.99}", f"use a whole number from {least:,} to {most:,}")
     return value
 
 
@@ -203,7 +209,7 @@ class RunningTop(RunningOrderedGroups):
         """See `RunningOperator.compute`. Raises `NegativeMultiplicity`, `CountOverflow`.
 
         O(u log rows + g p) for u updates in g groups and p = ``offset + k``, if each group has few times. Each further
-        time that changes a group's first rows adds O(p).
+        time at which a group's first rows change adds O(p).
         """
         updates = inputs[0]
         folded = self.fold_updates(updates, since)
@@ -247,14 +253,15 @@ class RunningTop(RunningOrderedGroups):
     def _compute_group_output(self, arranged: Arrangement, references: Ints) -> Updates:
         """See `RunningOrderedGroups._compute_group_output`.
 
-        This gathers the visible rows and the rows that tie with them.
+        Only the visible rows and rows that tie with a visible row are gathered.
         """
         pool = arranged.slots.pool
         high, low, order = gather_identities(arranged, references)
         heads, first = mark_first_of_keys(high, low), mark_first_of_keys(high, low, order[:, : self.ways.tied])
         times = gather_table(pool, references, pa.schema([arranged.schema.field(TIMES)])).column(0)
         held = np.minimum(np.asarray(times), self.limit)
-        # A row that ties with the first row of a run of equal order words may be sorted before it.
+        # Keep or drop rows with equal order words together, because `sort_ties` can move any of these rows to the
+        # front.
         kept = np.flatnonzero(_count_places_before(held, heads)[first][np.cumsum(first) - 1] < self.limit)
         references, held, heads = references[kept], held[kept], heads[kept]
         if (places := self.ways.sort_ties(pool, references, (~first[kept]).astype(np.uint8))) is not None:

@@ -1,9 +1,10 @@
 """Make a row for each element of a list column.
 
 A row whose list has n elements makes n rows, each with the row's multiplicity. The list column is replaced by the
-element or, for a list of structs, by the fields of the struct. An empty or null list makes no rows. Equal elements of
-one row add up. The operator is linear: op(a + b) = op(a) + op(b). If a list changes, its unchanged elements are
-retracted and inserted. Consolidation of the output cancels these updates.
+element or, for a list of structs, by the fields of the struct. An empty or null list makes no rows. If elements of one
+row are equal, their multiplicities are added. The operator is linear: the result for a + b is the result for a plus the
+result for b. If a list changes, its unchanged elements are retracted and inserted. Consolidation of the output cancels
+these updates.
 
 >>> from ddflow.operators.updates import narrow_ints, ints
 >>> updates = Updates(pa.table({"id": [7], "tag": [["a", "b"]]}), narrow_ints(0), ints(1), ints(3))
@@ -77,7 +78,7 @@ class Unnest(Operator):
         return by if self.column not in (by or ()) else None
 
     def find_contributing_rows(self, wanted: pa.Table, given: Sequence[pa.Table], alike: RowMatcher) -> list[pa.Table]:
-        """See `Collection.find_contributing_rows`: the rows whose lists contain the wanted elements."""
+        """Return the rows whose lists contain the wanted elements; see `Collection.find_contributing_rows`."""
         n, place = given[0].num_rows, "_place"
         rows = given[0].drop_columns([DIFF]).append_column(place, pa.array(np.arange(n)))
         every = Updates(rows, np.zeros(n, np.int32), np.ones(n, np.int64), ints(0))

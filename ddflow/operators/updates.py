@@ -1,11 +1,11 @@
-"""Represent the updates of a step: rows, the rank of each row's time, and each row's diff.
+"""Represent the updates of a step. An update has a row, the rank of the row's time, and a diff.
 
 Updates are sorted by time. ``times`` holds the distinct times of the step, and a rank is a position in it. All
-operators share this list, so a rank means the same time in all of them. Until `consolidate` runs, rows may repeat, and
-their diffs may cancel.
+operators share one list of times, so a rank means the same time in all operators. Until `consolidate` runs, a row can
+occur several times, and its diffs can cancel.
 
-An expression may fail only for a row that is present after all changes at a time. If it fails, ddflow evaluates the
-expression again on net rows.
+An expression may fail only for a row that is present after all changes at a time. If an expression fails, ddflow
+evaluates it again on net rows.
 
 >>> import pyarrow as pa
 >>> updates = Updates(pa.table({"v": ["a", "a", "b"]}), narrow_ints(0, 0, 1), ints(1, -1, 2), ints(5, 9))
@@ -46,7 +46,7 @@ def narrow_ints(*values: int) -> Narrow:
 
 
 class Updates(NamedTuple):
-    """The n updates of a step; see the header."""
+    """The n updates of a step. The header of this file describes the fields."""
 
     rows: Any
     """A table, or a `ddflow.columns.rows.RowView`, which gathers a column when it is first read."""
@@ -74,9 +74,10 @@ class Updates(NamedTuple):
         return cls(table.drop_columns([TIME, DIFF]), ranks, diffs, stamps[new])
 
     def to_table(self, schema: pa.Schema, time_type: pa.DataType | None, shown: pa.Schema | None = None) -> pa.Table:
-        """Build a table of the rows, ``_time`` (unless its type is None) and ``_diff``, without a copy of the rows.
+        """Build a table of the rows with ``_time`` and ``_diff``, without a copy of the rows.
 
-        ``shown``: the schema of the returned table, if the caller knows it. O(n) for ``_time`` and ``_diff``.
+        ``_time`` is absent if its type is None. ``shown``: the schema of the returned table, if the caller knows it.
+        O(n) for ``_time`` and ``_diff``.
         """
         names = schema.names
         columns = (
@@ -147,14 +148,14 @@ def sort_retractions_first(ranks: Narrow, diffs: Ints, times: int) -> Ints:
 def build_count_overflow(rows: pa.Table | pa.RecordBatch, row: int) -> CountOverflow:
     """Build the error for a sum of diffs that is outside int64. The error names the row."""
     return CountOverflow(
-        "adding up diffs",
-        f"the sum for {row_values(rows, row)} leaves int64",
-        "look for an input that multiplies diffs; nothing of this step was kept",
+        "sum of diffs",
+        f"the sum for {row_values(rows, row)} overflows int64",
+        "find the input that multiplies diffs; nothing of this step was kept",
     )
 
 
 def negate(updates: Updates) -> Updates:
-    """Negate every diff, and move the new retractions to the front of their time. O(n).
+    """Negate every diff, and move the updates that become retractions before the insertions of the same time. O(n).
 
     Raises `CountOverflow` for the least int64, which has no opposite in int64.
     """
@@ -169,7 +170,7 @@ def concat(parts: Sequence[Updates]) -> Updates:
     """Concatenate updates, in the order of their times.  O(n)."""
     ranks = np.concatenate([p.ranks for p in parts])
     times, order = parts[0].times, np.empty(ranks.size, np.int64)
-    # A column is nullable if any part allows null in it.
+    # A column is nullable if any part allows nulls in this column.
     fields = [f.with_nullable(any(p.rows.schema.field(f.name).nullable for p in parts)) for f in parts[0].rows.schema]
     tables = [pa.Table.from_arrays(p.rows.columns, schema=pa.schema(fields)) for p in parts]
     rows = pa.concat_tables(tables).combine_chunks()
@@ -179,7 +180,7 @@ def concat(parts: Sequence[Updates]) -> Updates:
 
 Made = TypeVar("Made")
 FAILURES: Final = (ExpressionError, NotSingle, AggregateFailed, pa.ArrowException, ArithmeticError)
-"""The errors that an expression can raise. A user's function can raise the last two as well."""
+"""The errors that an expression can raise. A user's function can raise errors of the last two kinds."""
 
 
 def compute_with_net_retry(
@@ -208,8 +209,8 @@ def compute_without_failing_rows(
 ) -> tuple[Updates, Ints]:
     """Run a linear operator on the rows that do not make it fail.
 
-    Return its output and the positions of the failing rows. ``by``: the columns whose values decide whether a row
-    fails. O(n), and O(log n) runs for each failing combination of values.
+    Return the output and the positions of the failing rows. ``by``: the columns whose values decide whether a row
+    fails. O(n), plus O(log n) runs of ``compute`` for each combination of values that fails.
     """
     high, low = compute_identities(updates.rows.select(list(by)), secret, updates.diffs.size)
     _, first, number = np.unique(np.stack([high, low]), axis=1, return_index=True, return_inverse=True)

@@ -1,8 +1,8 @@
-"""Turn differences back into upserts, at most one for each key and time.
+"""Turn differences back into upserts, with at most one upsert for each key and time.
 
-An upsert says which row its key has from its time on. The schema of the upserts follows from the schema of the updates,
-the key, and ``on_conflict``. All live rows are stored with their multiplicities, because a hidden row must reappear if
-the row that hides it is retracted.
+An upsert says which row a key has from the time of the upsert on. The schema of the upserts follows from the schema of
+the updates, the key, and ``on_conflict``. All live rows are stored with their multiplicities, because a hidden row must
+reappear if the row that hides it is retracted.
 
 Guarantees: after each time, the latest upserts of all keys, without the deleted keys, are the sum of the updates. If a
 key has several rows, an error names them, unless ``on_conflict`` selects the visible row.
@@ -76,18 +76,18 @@ def check_step_schema(given: pa.Schema, key: Sequence[str], on_conflict: Conflic
             raise SpecError(
                 f"on_conflict='greatest' of {asked}",
                 f"{field.name!r} is {field.type}, which has no order",
-                "leave the column out, or take on_conflict='all'",
+                "omit the column, or use on_conflict='all'",
             )
         if field.name == DELETED or (field.name in key and on_conflict == "all" and field.name == ROWS):
-            raise SchemaMismatch(asked, f"{field.name!r} is a column that upserts get themselves", "rename it")
+            raise SchemaMismatch(asked, f"{field.name!r} is a column that to_upserts adds itself", "rename it")
     kind = given.field(TIME).type
     if not is_time_type(kind):
-        raise SchemaMismatch(asked, f"{TIME!r} is {kind}, which is no time", "use int64, a timestamp or a date")
+        raise SchemaMismatch(asked, f"{TIME!r} is {kind}, which is not a time type", "use int64, a timestamp or a date")
     return pa.schema([*schema, pa.field(TIME, kind, False), pa.field(DIFF, pa.int64(), False)])
 
 
 class UpsertsSchema:
-    """The schemas of updates, of their rows, and of the upserts made from them.
+    """The schemas of updates, of the rows of updates, and of the upserts that are made from updates.
 
     ``row``: a row's columns, without time and diff. ``beside``: the row's columns outside the key, all nullable.
     ``shown``: the visible columns of a key, and ``_deleted``. ``out``: the columns of a table of upserts.
@@ -111,7 +111,7 @@ class UpsertsSchema:
         """Gather the visible rows of keys, and ``_deleted``. O(upserts).
 
         ``upserts``: the first update of each upsert. ``shown``: references to rows, -1 for none. With
-        ``on_conflict="all"``: the lists as sizes, references and multiplicities.
+        ``on_conflict="all"``, ``shown`` describes lists of rows by three arrays: sizes, references and multiplicities.
         """
         columns = {name: gather_column(pool, upserts, self.row.field(name)) for name in self.key}
         if self.on_conflict == "all":
@@ -126,7 +126,7 @@ class UpsertsSchema:
         return pa.Table.from_arrays([columns[name] for name in self.shown.names], schema=self.shown)
 
     def _build_list_column(self, sizes: Ints, references: Ints, counted: Ints, pool: RowPool) -> pa.Array:
-        """Build the column that lists all rows of each key; null for a key without rows."""
+        """Build the column that lists all rows of each key. A key without rows has null."""
         kind = self.out.field(ROWS).type
         columns = [gather_column(pool, references, self.row.field(name)) for name in self.beside.names]
         values = pa.StructArray.from_arrays([*columns, pa.array(counted)], fields=list(kind.value_type))
@@ -139,7 +139,7 @@ UPDATES = "updates"
 NO_SECRET = Secret(0, 0)
 """The hash key for orders that must be the same in all processes.
 
-It does not protect against rows that are made to collide.
+Because the key is fixed, it gives no protection against rows that are crafted to collide.
 """
 
 
@@ -187,19 +187,20 @@ def to_upserts(
         raise NotArrow(
             "updates to turn into upserts",
             f"{type(diffs).__name__} does not speak Arrow",
-            "give a table of updates, or an iterable of such",
+            "pass a table of updates, or an iterable of such tables",
         )
     tables = [back.step(step) for step in diffs]
     if not tables:
-        raise NotArrow("updates to turn into upserts", "there is no step that tells of columns", "give an empty table")
+        found = "there is no table, so the columns are unknown"
+        raise NotArrow("updates to turn into upserts", found, "pass an empty table")
     return pa.concat_tables(tables)
 
 
 class ToUpserts:
-    """Turn a stream of updates, step after step, into upserts by ``key``.
+    """Turn a stream of updates into upserts by ``key``, one step after the other.
 
-    It stores all live rows. This takes O(n) memory: about 70 bytes for each row, besides its values. Raises `SpecError`
-    for a wrong key or ``on_conflict``.
+    `ToUpserts` stores all n live rows, which takes O(n) memory: about 70 bytes for each row, plus the values of the
+    row. Raises `SpecError` for a wrong key or ``on_conflict``.
 
     Parameters
     ----------
@@ -221,18 +222,18 @@ class ToUpserts:
         self.on_conflict, self.secret, self.arena = on_conflict, secret or Secret.fresh(), Arena()
         asked = f"upserts by {list(self.key)}"
         if not self.key or len(set(self.key)) < len(self.key):
-            raise SpecError(asked, "a key is one column or more, each once", "name the columns of the key")
+            raise SpecError(asked, "a key has at least one column, and no column twice", "name the columns of the key")
         if on_conflict not in get_args(Conflicts):
             raise SpecError(
                 f"on_conflict={on_conflict!r}",
                 "there is no such rule",
-                did_you_mean(str(on_conflict), get_args(Conflicts)),
+                did_you_mean(str(on_conflict), get_args(Conflicts), "values"),
             )
         self.opened = False
         self.last: int | None = None
 
     def __len__(self) -> int:
-        """Return the number of distinct stored rows, including hidden ones."""
+        """Return the number of distinct stored rows, including hidden rows."""
         return self.held_rows.rows if self.opened else 0
 
     def step(self, diffs: Any) -> pa.Table:
@@ -254,7 +255,7 @@ class ToUpserts:
         Raises
         ------
         NotUnique, NotHeld
-            If a key has several rows; if an absent row is retracted.
+            If a key has several rows, or if an absent row is retracted.
         TimeWentBack
             If a time is not greater than the times of the step before.
         SchemaMismatch, SpecError, NotArrow
@@ -263,8 +264,10 @@ class ToUpserts:
         CountOverflow, TooLarge
             If a multiplicity does not fit int64; if a text column would exceed 2 GiB.
 
-        Notes ----- O(n + h) expected, for n updates and the h stored rows of their keys. Comparisons of rows add a
-        logarithmic factor. After an error the state is unchanged.
+        Notes
+        -----
+        O(n + h) expected, for n updates and the h stored rows of their keys. Comparisons of rows add a logarithmic
+        factor. After an error the state is unchanged.
         """
         table = to_table(diffs, UPDATES, pa.schema([]))
         declared = self.schema.updates if self.opened else check_step_schema(table.schema, self.key, self.on_conflict)
@@ -280,18 +283,18 @@ class ToUpserts:
         return self.told(upserts)
 
     def declare(self, given: pa.Schema) -> None:
-        """Declare the schema of updates before the first step.  Raises the same schema errors as `step`."""
+        """Declare the schema of the updates before the first step. Raises the same schema errors as `step`."""
         self._set_schema(check_step_schema(given, self.key, self.on_conflict))
 
     def resolve(self, updates: Updates) -> tuple[Updates, RowStoreChange | None]:
-        """Compute the upserts of updates, and the change for `keep`. The state stays unchanged.
+        """Compute the upserts of updates, and the change that `keep` applies. The state stays unchanged.
 
-        ``updates``: updates in the declared columns, with ascending ranks within each key. If they have a key at a
-        time, they must have all updates of the key at that time.
+        ``updates``: updates in the declared columns, with ascending ranks within each key. If the updates include one
+        update of a key at a time, they must include all updates of this key at this time.
 
-        Return the visible columns and ``_deleted``, each row with diff 1, sorted by rank. Without updates, the change
-        is None. The change is valid until the next `resolve`. A copy by `RowStoreChange.copy_out` stays valid until
-        `keep` applies it. Raises the errors of `step`.
+        Return the visible columns and ``_deleted``, sorted by time rank. Each row has the diff 1. If there
+        are no updates, the change is None. The change is valid until the next `resolve`. A copy that
+        `RowStoreChange.copy_out` makes stays valid until `keep` applies the copy. Raises the errors of `step`.
         """
         if not updates.diffs.size:
             return Updates(empty_table(self.schema.shown), narrow_ints(), ints(), updates.times), None
@@ -325,18 +328,19 @@ class ToUpserts:
         )
 
     def _check_times(self, updates: Updates, kind: pa.DataType) -> None:
-        """Raise `TimeWentBack` if a time is not greater than the times of the step before."""
+        """Raise `TimeWentBack` if a time is not greater than all times of the previous step."""
         if updates.times.size and self.last is not None and updates.times[0] <= self.last:
             raise TimeWentBack(
                 f"a step with updates at {format_time(int(updates.times[0]), kind)}",
-                f"the step before went up to {format_time(self.last, kind)}",
-                "give all updates of a time in one step, and steps in order",
+                f"the previous step went up to {format_time(self.last, kind)}",
+                "pass all updates of a time in one step, and pass steps in order of time",
             )
 
     def _rank_candidates(self, found: CandidateRows, pool: RowPool) -> CandidateRows:
         """Sort each key's candidates by their rows, ascending.
 
-        Columns of a type without an order come last. They are compared by a hash that is the same in all processes.
+        Columns of a type without an order come last. Values without an order are compared by a hash that is the same in
+        all processes.
         """
         n = found.cell.size
         rows = gather_table(pool, self.held_rows.find_references(found, np.arange(n)), self.schema.beside)
@@ -356,10 +360,10 @@ class ToUpserts:
     def _compute_shown_rows(
         self, found: CandidateRows, pool: RowPool, by: SortedRows, ranks: Narrow, diffs: Ints, times: Ints
     ) -> tuple[CandidateRows, Ints, Any]:
-        """Compute the candidates with their new counts, the first update of each upsert, and its visible row.
+        """Compute the candidates with new counts, and the first update and the visible row of each upsert.
 
-        The visible row is a reference, or -1 for none. With ``on_conflict="all"``, the visible rows are lists: sizes,
-        references and multiplicities.
+        The visible row is a reference, or -1 if the key has no row. With ``on_conflict="all"``, the visible rows are
+        lists: sizes, references and multiplicities.
         """
         n = diffs.size
         given = by.permutation, by.starts, ranks, diffs
@@ -376,7 +380,7 @@ class ToUpserts:
         net, heap, entered = arena.empty(m, np.int64), arena.empty(m + n, np.int64), arena.empty(n, np.int32)
         row, shown = arena.empty(n, np.int64), arena.empty(n, np.int64)
         count = found.counts.copy()
-        # First try without comparing rows, because usually no key has two rows.
+        # First try to compute the result without a comparison of rows, because usually no key has two rows.
         written, why, where, place = settle(True)
         if why == kernels.SEVERAL and self.on_conflict == "greatest":
             found = self._rank_candidates(found, pool)
@@ -424,13 +428,14 @@ class ToUpserts:
         row, size = row[:written], size[:written]
         order = self._sort_upserts(row, n)
         begins = np.cumsum(size) - size
-        # Index of each output list value in the lists as computed, which are in key order.
+        # For each value of the output lists, ``at`` is the position of the value in the computed lists, which are in
+        # the order of keys.
         sizes = size[order]
         at = np.arange(needed) + np.repeat(begins[order] - (np.cumsum(sizes) - sizes), sizes)
         return found, row[order], (sizes, self.held_rows.find_references(found, listed[at]), counted[at])
 
     def _sort_upserts(self, row: Ints, n: int) -> Ints:
-        """Sort upserts by the first update of each: by time, then in the order of keys.  O(n)."""
+        """Sort upserts by the first update of each upsert: by time, and within a time in the order of keys. O(n)."""
         place = np.full(n, -1)
         place[row] = np.arange(row.size)
         return place[place >= 0]
@@ -448,9 +453,9 @@ class ToUpserts:
         if why == kernels.ABSENT:
             return NotHeld(
                 asked,
-                f"{row_values(updates.table, row)} is retracted more often than it is there",
-                "give all updates from the beginning, step after step; first what the collection held, if "
-                "they begin later",
+                f"{row_values(updates.table, row)} is retracted more often than the collection holds it",
+                "pass all updates from the beginning, step after step; if they begin later, first pass the rows "
+                "that the collection held",
             )
         live = np.arange(found.first[group], found.first[group + 1])
         live = live[found.counts[live] > 0]
@@ -460,5 +465,5 @@ class ToUpserts:
         return NotUnique(
             asked,
             f"one key holds {shown}{more}",
-            "name the columns that make a row unique, or say which row shows: on_conflict='greatest' or 'all'",
+            "name the columns that make a row unique, or choose the visible row: on_conflict='greatest' or 'all'",
         )

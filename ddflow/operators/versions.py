@@ -1,11 +1,13 @@
-"""Turn rows into type-2 history: a row is valid from its order value until the next row of its key.
+"""Turn rows into a type-2 history.
 
-The output depends only on the set of rows, so a late row changes the validity of its neighbours. All rows with one key
-and order value form one event. The greatest of them represents it; a delete is less than any row.
+A row is valid from its order value until the order value of the next row of its key. The output depends only on the set
+of rows, so a row that arrives late changes the validity of its neighbours. All rows with one key and order value form
+one event. The greatest row of an event represents the event. A delete is less than any row.
 
-The state holds every row by key and order, with a content word. The content word is 0 for a delete, else a hash of the
-columns that decide whether a version changes. Therefore neighbours are compared by words of the index, without reading
-columns. Only rows with equal key and order values are gathered and compared by value.
+The state holds every row by key and order, with a content word. The content word of a delete is 0. The content word of
+a row that is not a delete is a hash of the columns that decide whether a version changes. Therefore neighbours are
+compared by words of the index, without a read of columns. Only rows with equal key and order values are gathered and
+compared by value.
 """
 
 import warnings
@@ -89,7 +91,7 @@ class AsVersions(Operator):
             raise SpecError(
                 asked,
                 ErrorText(
-                    f"{twice[0]!r} is named twice, by ",
+                    f"{twice[0]!r} is used twice, in ",
                     Option("key"),
                     ", ",
                     Option("order_by"),
@@ -104,9 +106,9 @@ class AsVersions(Operator):
                 found = ErrorText(
                     Option("order_by"), f" holds {name!r}, a {row.field(name).type}, before other columns"
                 )
-                raise SpecError(asked, found, "give text and binary as the last column, or alone")
+                raise SpecError(asked, found, "put a text or binary column last, or use it alone")
         self.placed = _check_versions_input(of, self, ends=delete is not None)
-        refuse_forgetting_inputs(asked, "they would stay for ever", of)
+        refuse_forgetting_inputs(asked, "the state would keep these rows forever", of)
         given = delete if self.tombstone is None else _format_condition(self.tombstone, row)
         self.delete = None if given is None else compile_expression(given, row, boolean=True, what="delete of versions")
         self.names = check_column_name(valid_from, asked, "valid_from"), check_column_name(valid_to, asked, "valid_to")
@@ -115,25 +117,26 @@ class AsVersions(Operator):
         if taken:
             raise SpecError(
                 asked,
-                f"there is a column {taken[0]!r} already",
+                f"a column {taken[0]!r} already exists",
                 "choose other names with valid_from= and valid_to=",
                 column=taken[0],
             )
         order = row.field(self.order_by[0])
         shown += [order.with_name(valid_from), order.with_name(valid_to).with_nullable(True)]
         check_column_names([*(field.name for field in shown), TIMES], asked)
-        # Output rows may cancel if a column is hidden, or if valid_to shows only the first of several order columns.
+        # Output rows can cancel if a column is hidden, or if there are several order columns and valid_to shows only
+        # the first.
         super().__init__(of.flow, pa.schema(shown), [of], hidden is None and len(self.order_by) == 1)
         self.unique = self.positive = True
         self.equal = frozenset([frozenset([order.name, valid_from])])
 
     def unique_by(self) -> list[Columns]:
-        """See `Collection.unique_by`: the key and order columns, which identify an output row."""
+        """Return the key and order columns, which identify an output row; see `Collection.unique_by`."""
         more = self.order_by[1:]
         return [(*self.key, self.names[0], *more), (*self.key, *self.order_by)]
 
     def to_json(self, formulas: Any) -> dict[str, Any]:
-        """Write all options as JSON, and the delete condition if there is one."""
+        """Write all options and, if there is one, the delete condition as JSON."""
         order = self.order_by[0] if len(self.order_by) == 1 else list(self.order_by)
         told: dict[str, Any] = {"key": list(self.key), "order_by": order, "ignore": list(self.ignore)}
         told |= dict(zip(("valid_from", "valid_to"), self.names, strict=True))
@@ -161,17 +164,20 @@ class AsVersions(Operator):
         return inputs[0].versions(self.key, self.order_by, delete, self.ignore, *self.names)
 
     def find_widening_obstacles(self, narrow: Self) -> Iterator[str]:
-        """See `Collection.find_widening_obstacles`: the wider types must keep the order and the delete condition."""
+        """Require that the wider types keep the order and the delete condition.
+
+        See `Collection.find_widening_obstacles`.
+        """
         rows = narrow.inputs[0].schema, self.inputs[0].schema
         for name, kind in find_reordered_columns(rows[1], rows[0]):
             if name not in self.key:
-                yield f"versions(...) compares its column {name!r}, whose values as {kind} have another order"
+                yield f"versions(...) compares its column {name!r}, whose values sort differently as {kind}"
         if self.delete is not None:
             yield from find_formula_objections(self.delete, *rows)
 
     @classmethod
     def format_arguments(cls, record: JsonRecord, inputs: Sequence[str]) -> str:
-        """Render the options that differ from their defaults as text."""
+        """Render as text the options that differ from their defaults."""
         told = [str(record.read_texts("key")), repr(_decode_order_columns(record))]
         told += [f"delete={write_formula(record.read_record('delete'))}"] if "delete" in record else []
         if "tombstone" in record:
@@ -185,7 +191,7 @@ class AsVersions(Operator):
         return [self.key]
 
     def find_contributing_rows(self, wanted: pa.Table, given: Sequence[pa.Table], alike: RowMatcher) -> list[pa.Table]:
-        """See `Collection.find_contributing_rows`: the rows of the key that begin and end the version."""
+        """Return the rows of the key that begin and end the version; see `Collection.find_contributing_rows`."""
         key, (begun, ended) = {name: name for name in self.key}, self.names
         orders = {name: name for name in self.order_by} | {self.order_by[0]: begun}, {self.order_by[0]: ended}
         found = [alike.mark_matches(given[0], wanted, key | order) for order in orders]
@@ -197,7 +203,7 @@ class AsVersions(Operator):
 
 
 def _decode_order_columns(record: JsonRecord) -> str | list[str]:
-    """Read the order columns: text for a single column, a list for several."""
+    """Read the order columns. A single column is written as text, and several columns as a list."""
     return (
         record.read_texts("order_by")
         if isinstance(record.given.get("order_by"), list)
@@ -209,25 +215,25 @@ def _check_versions_input(of: Collection, made: AsVersions, *, ends: bool) -> st
     """Raise `SpecError` if the input has only one row for each key, or if rows that end a version lack order columns.
 
     ``ends``: whether ``delete=`` is set. Return the name of the input whose messages must have their log position, or
-    None.
+    None if there is no such input.
     """
     key, order, node = list(made.key), list(made.order_by), of
     while len(node.inputs) == 1:
         node = node.inputs[0]
     bound, name, own = node.bound, "", list[str]()
-    history = f"key the input by {[*key, *order]}, or give flow.updates(...)"
+    history = f"key the input by {[*key, *order]}, or use flow.updates(...)"
     if bound is not None and (format := bound.format) is not None:
         name, own = bound.name, [each for each, _ in format.order]
-        history = f"give its messages to flow.updates({name!r}, ..., key={key}, format={format!r}), and order "
+        history = f"read its messages with flow.updates({name!r}, ..., key={key}, format={format!r}), and order "
         history += f"versions by {own}, with delete=dd.tombstone({DELETED!r})"
         lacking = [each for each in order if each in bound.message_target.columns.names and each not in bound.spec.key]
         if not node.unique and ends and lacking and of.schema == node.schema:
-            found = f"an end row of {name!r} has its key and nulls, so {lacking} puts it before all versions"
+            found = f"an end row of {name!r} has its key and nulls, so {lacking} sorts it before all versions"
             raise SpecError("versions", found, f"order by {own}")
         if node.unique and {*order} & {*bound.spec.key} and (format.of_tables or format.of_rows):
             warnings.warn(
                 f"versions of {name!r}: its key {list(bound.spec.key)} has the order {order}, and an update "
-                "deletes the row that it says was there before; unless that is the key of the table at the source, "
+                "deletes the row that it names as the old one; unless that is the key of the table at the source, "
                 f"{history}",
                 stacklevel=5,
             )
@@ -287,14 +293,14 @@ class RunningVersions(RunningOrderedGroups):
     def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, ArrangementChange]:
         """See `RunningOperator.compute`. Raises `NegativeMultiplicity`, `CountOverflow`, `BadMessage`.
 
-        O(u log rows) for u updates, and O(r log r) for the r rows near them. These rows range from the version before
-        an update to the second version after it. If rows are on disk, they are the whole key. Each time of a step also
-        costs the rows between its changes.
+        O(u log rows) for u updates, and O(r log r) for the r rows near these updates. The rows near an update range
+        from the version before the update to the second version after it. If rows of a key are on disk, all rows of the
+        key are read. For each time of a step, all rows between the changes at this time are read.
         """
         updates = inputs[0]
         if self.placed is not None and (none := column_arrays(updates.rows, [self.order[0].name])[0].null_count):
-            found = f"{none:,} events say no place in a log and have no offset, so they have no order"
-            remedy = "give messages with offsets, or order versions by a column of their rows; nothing was taken in"
+            found = f"{none:,} events have no log position and no offset, so they have no order"
+            remedy = "pass messages with offsets, or order versions by a column of their rows; nothing was ingested"
             raise BadMessage(f"messages for {self.placed!r}", found, remedy)
         folded = self.fold_updates(updates, since)
         refuse_negative_counts(folded, updates, "versions")
@@ -303,7 +309,7 @@ class RunningVersions(RunningOrderedGroups):
     def _compute_group_output(self, arranged: Arrangement, references: Ints) -> Updates:
         """See `RunningOrderedGroups._compute_group_output`.
 
-        This gathers the visible rows, and rows that have the same order as others.
+        Only the visible rows, and rows with the same order as another row, are gathered.
         """
         high, low, order = gather_identities(arranged, references)
         held = np.ones(references.size, np.int64)
@@ -314,7 +320,10 @@ class RunningVersions(RunningOrderedGroups):
         return as_updates(self._build_table(arranged.slots.pool, rows, at, until[at], None))
 
     def _compute_identity_words(self, rows: Any, high: Words, low: Words) -> Ints:
-        """See `RunningOrderedRows._compute_identity_words`: the content word comes before the row's own two words."""
+        """Compute the identity words, with the content word before the row's own two words.
+
+        See `RunningOrderedRows._compute_identity_words`.
+        """
         names = self.counting.names
         content = self.counting.compute_value_hashes(column_arrays(rows, names), rows.num_rows) | np.uint64(1)
         if self.delete is not None:
@@ -351,7 +360,7 @@ class RunningVersions(RunningOrderedGroups):
     def _merge_held_rows(
         self, pool: RowPool, mine: Ints, prior: Ints, high: Words, low: Words, order: Ints
     ) -> tuple[KeyRows, Ints]:
-        """Merge the rows of a step, in the order of identities, with the stored rows near them.
+        """Merge the rows of a step, in the order of identities, with the stored rows near these rows.
 
         Return the merged rows and the positions of the step's rows.
         """
@@ -364,7 +373,7 @@ class RunningVersions(RunningOrderedGroups):
         words = np.concatenate([order, found.order.reshape(found.values.size, order.shape[1])])
         every = np.concatenate(windows).astype(np.uint64)
         both = sort_by_words(every, np.zeros(every.size, np.uint64), words)
-        # The step's copy of a row replaces the stored copy.
+        # If a row is both in the step and stored, the copy of the step is used.
         chosen = np.minimum.reduceat(both.permutation, both.starts[:-1]) if mine.size else both.permutation
         places = both.starts[:-1]
         references, held = np.concatenate([mine, found.references]), np.concatenate([prior, found.values])

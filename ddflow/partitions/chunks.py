@@ -1,10 +1,10 @@
-"""Pack rows into chunks, binary values that a shuffle can move, and unpack them in the receiving task.
+"""Pack rows into chunks, and unpack the chunks in another task. A chunk is a binary value that a shuffle can move.
 
-`Partitioner` and `pack_exchange_sums` pack; `ShuffleReader` collects the chunks of one task and reads them in the order
-of arrival.
+`Partitioner` packs the rows of inputs, and `pack_exchange_sums` packs the rows of exchanges. `ShuffleReader` collects
+the chunks of one task, and reads their rows in the order of arrival.
 
-Guarantees: the order and the types of rows survive, and a chunk stays below the size that Spark can move. With a memory
-limit and a scratch folder, a reader spills chunks to disk.
+Guarantees: rows keep their order and types, and a chunk stays below the size that Spark can move. With a memory limit
+and a scratch folder, a reader spills chunks to disk.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -46,28 +46,31 @@ PACKED: Final = pa.schema(
         ("payload", pa.binary()),
     ]
 )
-"""Schema of chunks on their way through a shuffle.
+"""The schema of the table of chunks that goes through a shuffle.
 
-- ``to``: the partition.
-- ``what``: the number of the input, -1 minus the number of the exchange, or `RECEIPT`; null if the row only starts its
-  partition's task.
-- ``origin``: the origin of the rows, as text that sorts in the order of arrival. For an input without a payload, it is
-  a `MessageSummary`.
-- ``at``: the place of the first row in the origin.
+- ``to``: the number of the receiving partition.
+- ``what``: the number of the input, or -1 minus the number of the exchange, or `RECEIPT`. ``what`` is null in a row
+  without contents. A row without contents has one purpose: the shuffle starts the task of the partition.
+- ``origin``: the origin of the rows, as text that sorts in the order of arrival. If a chunk of an input has no payload,
+  ``origin`` has the text of a `MessageSummary`.
+- ``at``: the place of the chunk's first row in its origin.
 - ``rows``, ``digest``, ``payload``: the number of rows, their digest, and the rows themselves.
 """
 RECEIPT: Final = 2**31 - 1
 NO_ROWS: Final = bytes(16)
-"""Digest of no rows."""
+"""The digest of an empty set of rows."""
 ARRIVAL: Final = "_arrival"
-"""Name of the column of places in chunks. It is the last column, so readers use its position, not its name."""
+"""The name of the last column of a chunk, which holds the place of each row in its origin.
+
+Readers find this column by its position, not by its name.
+"""
 
 
 class RowOrigins(NamedTuple):
-    """The origins of n rows.
+    """The origin of each row, such as a Kafka partition, and the place of the row in its origin.
 
-    - ``names``: names of origins that sort in the order of arrival.
-    - ``which``: int64[n], the name of each row, or empty if all rows have the first name.
+    - ``names``: names of origins, which sort in the order of arrival.
+    - ``which``: int64[n], the index of each row's origin in ``names``, or empty if all rows have the first origin.
     - ``places``: int64[n], the place of each row in its origin.
     - ``has_arrival_column``: whether chunks carry the places as a last column.
 
@@ -91,28 +94,32 @@ class RowOrigins(NamedTuple):
 
     @classmethod
     def of_range(cls, name: str, first: int, rows: int) -> Self:
-        """Build one origin for consecutive rows from the place ``first``."""
+        """Build the origin of consecutive rows. The first row has the place ``first``."""
         return cls([name], np.empty(0, np.int64), np.arange(first, first + rows), False)
 
 
 class ChunkLimits(NamedTuple):
-    """Limits of rows and bytes to pack together."""
+    """The maximal number of rows, and of bytes, in a batch that is packed at once."""
 
     rows: int
     bytes: int
 
 
 def choose_chunk_limits(partitions: int) -> ChunkLimits:
-    """Choose the limits of chunks for a number of partitions. Pure.
+    """Choose how many rows and bytes to pack at once for a number of partitions. Pure.
 
-    The limits are 262,144 rows or 8 MB, and more with many partitions: each chunk has a fixed cost, so it should have
-    512 rows or 16 KB. The maximum is 2 million rows or 64 MB, because four copies may be in memory.
+    The limits are 262,144 rows or 8 MB for few partitions. Each chunk has a fixed cost. Therefore the limits are
+    larger for many partitions: then each chunk has 512 rows or 16 KB. The maximum is 2 million rows or 64 MB, because
+    four copies of the rows may be in memory.
     """
     return ChunkLimits(min(max(1 << 18, partitions << 9), 1 << 21), min(max(8 << 20, partitions << 14), 64 << 20))
 
 
 def select_chunk_schema(declared: pa.Schema, columns: Sequence[str] | None) -> pa.Schema:
-    """Select the columns of an input's chunks: the ``declared`` ones in ``columns`` (None: all), in declared order."""
+    """Select the columns of an input's chunks, in declared order.
+
+    ``declared``: the declared columns. ``columns``: the names of the columns to select; None for all.
+    """
     return declared if columns is None else pa.schema([field for field in declared if field.name in columns])
 
 
@@ -122,21 +129,21 @@ def add_arrival_column(schema: pa.Schema, has_places: bool) -> pa.Schema:
 
 
 def exchange_sums_schema(exchange: Exchange) -> pa.Schema:
-    """Return the schema of sums on their way to an exchange: its columns, `_time` as int64, and `_diff`."""
+    """Return the schema of rows that go to an exchange: the carried columns, `_time` as int64, and `_diff`."""
     return build_updates_schema(exchange.schema, pa.int64())
 
 
 def hash_rows(rows: pa.RecordBatch, secret: Secret) -> Words:
-    """Hash each row with a key and the names of its columns, as uint64[n]. O(n)."""
+    """Hash each row with a secret and the names of its columns, as uint64[n]. O(n)."""
     names = "".join(f"{len(name)} {name}" for name in rows.schema.names).encode()
     return compute_value_hashes(rows, Secret(secret.k0 ^ xxhash.xxh3_64_intdigest(names), secret.k1))
 
 
 def compute_digests(hashes: Words, starts: Ints) -> pa.Array:
-    """Compute the digest of each group of hashes, 16 bytes. O(n).
+    """Compute a digest of 16 bytes for each group of row hashes. O(n).
 
-    It holds the sum of the hashes and the sum of their squares, modulo 2**64. ``starts``: int64[k], ascending, the
-    first row of each group.
+    A digest holds the sum of the hashes and the sum of their squares, modulo 2**64. ``starts``: int64[k], ascending,
+    the position of the first row of each group.
     """
     sums = np.stack([np.add.reduceat(hashes, starts), np.add.reduceat(hashes * hashes, starts)], axis=1)
     ends = np.arange(0, 16 * starts.size + 1, 16, dtype=np.int32)
@@ -145,17 +152,18 @@ def compute_digests(hashes: Words, starts: Ints) -> pa.Array:
 
 
 def add_digests(*each: bytes) -> bytes:
-    """Add digests, in any order; `NO_ROWS` adds nothing. O(digests)."""
+    """Add digests. The order of the added digests does not matter, and adding `NO_ROWS` changes nothing. O(digests)."""
     first = sum(int.from_bytes(digest[:8], "little") for digest in each)
     second = sum(int.from_bytes(digest[8:], "little") for digest in each)
     return (first % 2**64).to_bytes(8, "little") + (second % 2**64).to_bytes(8, "little")
 
 
 def pack_chunks(rows: pa.RecordBatch, to: Narrow, hashes: Words, origin: RowOrigins, what: int) -> pa.RecordBatch:
-    """Pack rows into chunks, one for each partition and origin, sorted by both, with the columns `PACKED`.
+    """Pack rows into chunks, one for each pair of partition and origin. The result has the columns `PACKED`.
 
-    ``to``: int32[n], ``hashes``: uint64[n]. Rows keep their order within a chunk, or are sorted by their places if they
-    have some. O(n), and a fixed cost for each chunk. No rows give no chunks.
+    ``to``: int32[n], the partition of each row. ``hashes``: uint64[n], the hash of each row. Chunks are sorted by
+    partition and origin. Rows keep their order within a chunk, unless chunks carry places: then the rows are sorted by
+    place. O(n), and a fixed cost for each chunk. Without rows, the result has no chunks.
     """
     n, several = rows.num_rows, len(origin.names)
     group: Any = to if several == 1 else to.astype(np.int64) * several + origin.which
@@ -185,7 +193,7 @@ def pack_chunks(rows: pa.RecordBatch, to: Narrow, hashes: Words, origin: RowOrig
 
 
 def sort_by_group(group: Any) -> tuple[Ints, Ints]:
-    """Sort rows by group, in a stable order; return the order and the first position of each group."""
+    """Sort rows by group with a stable sort. Return the order, and the first position of each group."""
     if group.size and int(group.max()) < 1 << 16:
         group = group.astype(np.uint16)  # a stable sort of 16-bit integers is a radix sort
     order = np.argsort(group, kind="stable")
@@ -194,9 +202,9 @@ def sort_by_group(group: Any) -> tuple[Ints, Ints]:
 
 
 def _serialize_slices(rows: pa.RecordBatch, ends: Sequence[int]) -> pa.Array:
-    """Write slices of rows as binary values: one Arrow message each, without the schema.
+    """Write slices of rows as binary values. Each binary value is one Arrow message, without the schema.
 
-    All messages share one buffer, in order. The length of a message is a multiple of 8 bytes.
+    All messages share one buffer, in the order of the slices. The length of a message is a multiple of 8 bytes.
     """
     sink = pa.BufferOutputStream()
     at = np.empty(len(ends), np.int32)
@@ -213,7 +221,7 @@ _OPTIONS: Final = pa.ipc.IpcWriteOptions(metadata_version=pa.ipc.MetadataVersion
 
 
 def slice_binary_value(column: pa.Array, row: int) -> pa.Buffer:
-    """Slice the bytes of one binary value without a copy, unlike Arrow's scalars. O(1)."""
+    """Slice the bytes of one binary value without a copy. Arrow's own scalars would copy the bytes. O(1)."""
     wide = offset_width(column.type)
     begin, end = np.frombuffer(column.buffers()[1], f"i{wide}", 2, (column.offset + row) * wide).tolist()
     data: pa.Buffer = column.buffers()[2]
@@ -223,7 +231,8 @@ def slice_binary_value(column: pa.Array, row: int) -> pa.Buffer:
 def unpack_chunk(payload: pa.Buffer, schema: pa.Schema, rows: int) -> pa.RecordBatch:
     """Read the rows of a chunk from its bytes, without a copy if the address is a multiple of 8. O(columns).
 
-    ``schema``: their columns. Raises `Misrouted` if the bytes are not ``rows`` rows of these columns.
+    ``schema``: the columns of the rows. Raises `Misrouted` if the bytes do not hold exactly the given columns and the
+    given number of rows.
     """
     if payload.address % 8:
         payload = pa.py_buffer(np.frombuffer(memoryview(payload), np.uint8).copy())
@@ -247,10 +256,10 @@ def _chunk_error(found: str, rows: int, schema: pa.Schema) -> Misrouted:
 def pack_exchange_sums(
     tables: Mapping[int, pa.Table], cut: Stages, partitions: int, secret: Secret
 ) -> Iterator[pa.RecordBatch]:
-    """Pack sums into chunks within `choose_chunk_limits`. O(n).
+    """Pack the rows for exchanges into chunks within `choose_chunk_limits`. O(n).
 
-    ``tables``: by number of the exchange, with the columns of `exchange_sums_schema`. A sum goes to the partition of
-    its exchange's columns.
+    ``tables``: the rows by number of the exchange, with the columns of `exchange_sums_schema`. The partition of a row
+    depends on its values in the columns ``by`` of the exchange.
     """
     for number, table in sorted(tables.items()):
         names = list(cut.exchanges[number].by)
@@ -262,7 +271,10 @@ def pack_exchange_sums(
 
 
 def slice_rows(rows: Any, most_rows: int, most_bytes: int) -> Iterator[Any]:
-    """Slice a table or batch by limits of rows and bytes; each slice has at least one row.  O(slices)."""
+    """Cut a table or batch into slices, each with at most ``most_rows`` rows and ``most_bytes`` bytes.  O(slices).
+
+    Each slice has at least one row, even if the row exceeds the limit of bytes.
+    """
     size = compute_decoded_size(rows) if rows.num_rows > 1 else 0
     if rows.num_rows <= most_rows and size <= most_bytes:
         if rows.num_rows:
@@ -274,7 +286,7 @@ def slice_rows(rows: Any, most_rows: int, most_bytes: int) -> Iterator[Any]:
 
 
 def pack_message_summaries(said: Mapping[int, str], what: int) -> pa.RecordBatch:
-    """Pack a task's summaries of an input's messages, without rows. O(partitions)."""
+    """Pack the message summaries of an input, made by one task, as chunks without rows. O(partitions)."""
     n = len(said)
     columns = [[*said], [what] * n, [*said.values()], [0] * n, [0] * n, [NO_ROWS] * n, [None] * n]
     return pa.RecordBatch.from_arrays(
@@ -283,7 +295,7 @@ def pack_message_summaries(said: Mapping[int, str], what: int) -> pa.RecordBatch
 
 
 def pack_receipts(receipts: Iterable[bytes], to: int) -> pa.RecordBatch:
-    """Pack receipts for the driver, one row each. Partition `to` passes them on."""
+    """Pack receipts, one row for each receipt. The task of partition `to` passes the receipts on to the driver."""
     held_back = list(receipts)
     n = len(held_back)
     columns = [[to] * n, [RECEIPT] * n, [""] * n, [0] * n, [0] * n, [NO_ROWS] * n, held_back]
@@ -293,12 +305,12 @@ def pack_receipts(receipts: Iterable[bytes], to: int) -> pa.RecordBatch:
 
 
 SHARE: Final = 8
-"""Divisor of the memory: chunks may take this fraction of it."""
+"""The divisor for the memory of chunks: chunks may take an eighth of a task's memory."""
 _SCRATCH: Final = pa.schema([("payload", pa.large_binary())])
 
 
 class Chunk(NamedTuple):
-    """The values of a row of `PACKED`. ``place``: the number of its payload's array, and the row in that array."""
+    """One row of a table of chunks. ``place``: the index of the array with the payload, and the row in that array."""
 
     origin: str
     at: int
@@ -308,20 +320,20 @@ class Chunk(NamedTuple):
 
     @property
     def has_arrival_column(self) -> bool:
-        """Whether the rows carry their places. Origins of Kafka have a slash, origins of tasks are numbers."""
+        """Whether the rows carry their places. Only rows from Kafka carry places, and their origins contain a slash."""
         return "/" in self.origin
 
 
 class ShuffleReader(Closing):
-    """The receiver of one task's chunks.
+    """The reader of all chunks that the shuffle sends to one task.
 
-    - ``stage``, ``number``: the task.
+    - ``stage``, ``number``: the stage and the partition of the task.
     - ``memory``: the bytes that the task may use, None for no limit.
-    - ``scratch``: a folder for chunks that exceed the reader's part of the memory; several readers may share it.
-      Without it, all chunks stay in memory.
-    - ``columns``: by input, the declared columns of its rows, as its `Partitioner` got them (all by default).
+    - ``scratch``: a folder for chunks that exceed the reader's part of the memory. Several readers may share the
+      folder. Without a scratch folder, all chunks stay in memory.
+    - ``columns``: by input, the declared columns that its rows have, the same as for its `Partitioner`; all by default.
     - ``rows``, ``digests``: the counts and digests of received rows (32 hex digits), by input, without empty inputs.
-    - ``receipts``: the receipts to pass on.
+    - ``receipts``: the receipts of earlier tasks to pass on.
     - ``said``: the message summaries, by input.
 
     >>> import ddflow as dd
@@ -378,7 +390,8 @@ class ShuffleReader(Closing):
         """
         if not batch.num_rows:
             return
-        # A chunk is thousands of rows, so its other values may be Python objects: compute kernels cost more to call.
+        # The columns of the table of chunks are short, so Python objects are cheaper here than calls of Arrow's
+        # functions.
         to, what, origin, at, rows, digest = (batch.column(i).to_pylist() for i in range(6))
         payload = batch.column(6)
         here = [i for i, given in enumerate(payload.is_valid().to_pylist()) if given and what[i] is not None]
@@ -405,30 +418,30 @@ class ShuffleReader(Closing):
                 self._digests[name] = add_digests(self._digests.get(name, NO_ROWS), digest[i])
 
     def _merge_message_summaries(self, said: list[tuple[int, str]]) -> None:
-        """Merge the summaries of messages. Raises `BadMessage` for messages of two tables."""
+        """Merge the received message summaries by input. Raises `BadMessage` for messages of two tables."""
         for number, text in said:
             name = self.names[number]
             self.said[name] = merge_summaries(name, self.said.get(name), MessageSummary.from_text(text))
 
     def _check_destination(self, to: list[int], what: set[int]) -> None:
-        """Raise `Misrouted` for chunks of another task."""
+        """Check that chunks are for this task. Raises `Misrouted` if a chunk is for another task."""
         asked, remedy = (
             f"partition {self.number} of stage {self.stage}",
-            "leave the shuffle to ddflow, and run it again",
+            "leave the shuffle to ddflow, and run the job again",
         )
         for other in {*to} - {self.number}:
-            raise Misrouted(asked, f"rows for partition {other} came to it", remedy)
+            raise Misrouted(asked, f"it received rows for partition {other}", remedy)
         for number in what - {RECEIPT}:
             known = number < len(self.names) if number >= 0 else -1 - number < len(self.cut.exchanges)
             if not known or (self.stage if number >= 0 else self.cut.exchanges[-1 - number].stage < self.stage):
                 kind = f"rows of input {number}" if number >= 0 else f"sums {-1 - number}"
-                raise Misrouted(asked, f"{kind} came to it, which are not for it", remedy)
+                raise Misrouted(asked, f"it received {kind}, which are not for it", remedy)
 
     def read_input(self, name: str) -> pa.RecordBatchReader | None:
-        """Read the rows of an input in the order of arrival, by origin and then by place; None if no rows came.
+        """Read the rows of an input in the order of arrival: by origin, then by place. Return None if no rows came.
 
-        Reads one chunk at a time, and can read again. O(rows), and O(n log n) for rows that interleave. Raises
-        `Misrouted` for chunks with other contents.
+        The reader holds one chunk in memory at a time. You can read an input several times. O(rows), and O(n log n) for
+        chunks with overlapping places. Raises `Misrouted` for a chunk with unexpected contents.
         """
         schema, chunks = self.schemas[name], self._chunks.get(self.names.index(name))
         return (
@@ -436,7 +449,7 @@ class ShuffleReader(Closing):
         )
 
     def read_exchange_sums(self, number: int) -> pa.Table:
-        """Read the sums of an exchange, with the columns of `exchange_sums_schema`. O(chunks).
+        """Read the rows that an exchange received, with the columns of `exchange_sums_schema`. O(chunks).
 
         Raises `Misrouted`.
         """
@@ -446,7 +459,10 @@ class ShuffleReader(Closing):
 
     @property
     def later_stage_chunks(self) -> Iterator[pa.RecordBatch]:
-        """Chunks for later stages, unchanged, one at a time, with the columns `PACKED`."""
+        """Yield, unchanged, the received chunks for later stages.
+
+        Each batch is one chunk, with the columns `PACKED`.
+        """
         for number, chunks in self._chunks.items():
             if number < 0 and self.cut.exchanges[-1 - number].stage > self.stage:
                 for chunk in chunks:
@@ -456,7 +472,7 @@ class ShuffleReader(Closing):
                     yield pa.RecordBatch.from_arrays(columns, schema=PACKED)
 
     def close(self) -> None:
-        """Delete the scratch folder; twice is harmless. Earlier reads stay valid."""
+        """Delete the scratch folder. A second call has no effect, and tables that were read stay valid."""
         self._chunks.clear()
         self._payloads.clear()
         if self._scratch is not None:
@@ -500,7 +516,10 @@ class ShuffleReader(Closing):
 
 
 def _arrival_sort_key(chunk: Chunk) -> tuple[str, int, int, bytes]:
-    """Return the sort key of a chunk. Its last two values break ties, so the order does not depend on the shuffle."""
+    """Return the sort key of a chunk: origin, place, row count and digest.
+
+    Row count and digest break ties, so the order does not depend on the shuffle.
+    """
     return chunk.origin, chunk.at, chunk.rows, chunk.digest
 
 
@@ -509,13 +528,14 @@ def _arrival_column(batch: pa.RecordBatch) -> Ints:
 
 
 def _merge_overlapping_chunks(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Merge chunks of overlapping places, each ascending, into rows sorted by place.
+    """Merge chunks with overlapping places into rows sorted by place. Each chunk is sorted already.
 
-    It cuts all chunks at the same places, about one chunk's worth of rows apart, so it joins few rows at a time.
+    The function cuts all chunks at the same places and joins the pieces between two cuts. The joined pieces have about
+    as many rows as one chunk, so few rows are in memory at a time.
     """
     places = [_arrival_column(batch) for batch in batches]
     most = max(each.size for each in places)
-    # Each sampled place represents ``step`` rows. At most half a chunk of rows is not counted.
+    # Each sampled place represents ``step`` rows. The number of rows that no sample represents is at most half a chunk.
     step = max(most // (2 * len(batches)), 1)
     taken = np.sort(np.concatenate([each[step - 1 :: step] for each in places]))
     every = max(most // step, 1)
@@ -526,7 +546,7 @@ def _merge_overlapping_chunks(batches: Sequence[pa.RecordBatch], schema: pa.Sche
         parts = [b.slice(i, j - i) for b, i, j in zip(batches, begins, ends, strict=True) if i < j]
         begins = ends
         if parts:
-            # The rows of one chunk are in order.
+            # If there is only one chunk, its rows are sorted already.
             joined = parts[0] if len(parts) == 1 else _sort_by_arrival(parts)
             yield pa.RecordBatch.from_arrays(joined.columns[:-1], schema=schema)
 

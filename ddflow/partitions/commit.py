@@ -1,7 +1,8 @@
-"""Coordinate the epochs of a partitioned state: begin an epoch, check the receipts of its tasks, publish it.
+"""Coordinate the epochs of a partitioned state.
 
-Tasks write files and the driver alone publishes them, so a retried or repeated task changes nothing. A batch of a query
-has an id: a new batch is computed, a committed one is answered again, and any other is refused.
+The driver begins an epoch, checks the receipts of its tasks, and publishes the epoch. Tasks write files, and only the
+driver publishes them, so a retried or repeated task changes nothing. A Spark query gives each batch a number. The
+driver computes the next batch, returns the stored result of a committed batch again, and refuses all other batches.
 
 >>> kept = (Epoch(7, (), 4), Epoch(8, (), 5))
 >>> [find_batch_epoch("shop", Feed("a", 5), Feed("a", batch), kept) for batch in (6, 4)]
@@ -9,7 +10,7 @@ has an id: a new batch is computed, a committed one is answered again, and any o
 >>> find_batch_epoch("shop", Feed("a", 5), Feed("b", 0), kept)
 Traceback (most recent call last):
     ...
-ddflow.errors.FeedChanged: give batch 0 of query 'b' to shop: the state is fed by query 'a', whose last batch is 5; ...
+ddflow.errors.FeedChanged: feed batch 0 of query 'b' to shop: the state is fed by query 'a', whose last batch is 5; ...
 >>> find_batch_epoch("shop", Feed("a", 5), Feed("b", 0), kept, adopt=True)
 """
 
@@ -75,18 +76,19 @@ from ddflow.time import CLOSED, INT64, NEVER, format_time
 class DriverOptions:
     """Options of an `EpochDriver`. Raises `SpecError`.
 
-    - ``partitions``: None for as many as the state has, or ``default_partitions`` for a new state.
+    - ``partitions``: the number of partitions. If ``partitions`` is None, an existing state keeps its number of
+      partitions, and a new state gets ``default_partitions``.
     - ``outputs``: a folder for Parquet files, as in `Flow.open`.
-    - ``grace``: the seconds that a version outlives its successor.
-    - ``keep``: the number of epochs that can be replayed.
+    - ``grace``: the seconds for which a version is retained after the next version is published.
+    - ``keep``: the number of last epochs that can be replayed.
     - ``memory``: the memory of one task, as in `Flow.open`.
     - ``trust``, ``retain``, ``secret``: as in `Flow.open`.
-    - ``checkpoint``: the checkpoint folder of the query that gives batches, for messages.
+    - ``checkpoint``: the checkpoint folder of the query that feeds batches, for messages.
 
     >>> DriverOptions(partitions=0)
     Traceback (most recent call last):
         ...
-    ddflow.errors.SpecError: partitions=0: that is not possible; give a whole number from 1 to 65536
+    ddflow.errors.SpecError: partitions=0: that is not possible; use a whole number from 1 to 65536
     """
 
     partitions: int | None = None
@@ -111,49 +113,49 @@ class DriverOptions:
             number = isinstance(given, int) and not isinstance(given, bool)
             if not (number and least <= given <= most) and (given is not None or name not in ("partitions", "retain")):
                 raise SpecError(
-                    Option(name, given), "that is not possible", f"give a whole number from {least} to {most}"
+                    Option(name, given), "that is not possible", f"use a whole number from {least} to {most}"
                 )
         check_outputs_path(self.outputs)  # before anything is written
         if (size := self.task_memory) is not None and compute_usable_memory(size) < LEAST:
             raise SpecError(
                 f"memory={format_size(size)}",
                 "that is too small for a task to work in",
-                f"give {format_size(2 * LEAST)} or more",
+                f"use {format_size(2 * LEAST)} or more",
             )
 
     @property
     def task_memory(self) -> int | None:
-        """Bytes that a task may use."""
+        """The bytes of memory that a task may use, or None for no limit."""
         return parse_size(self.memory)
 
     def check_manifest(self, manifest: Manifest, where: str) -> None:
         """Check that these options fit the manifest of a state.
 
-        Raises `SpecError` for another number of partitions, and `StateRefused` if the times of its steps are not
-        integers.
+        Raises `SpecError` if the state has another number of partitions, and `StateRefused` if the times of its steps
+        are not integers.
         """
-        if not manifest.inventories:  # it has no rows yet
+        if not manifest.inventories:  # a state without inventories has no rows yet
             return
         if (kind := read_step_time_type(manifest.plan, where)) != INT64:
             raise StateRefused(
                 f"open {where} on Spark",
-                f"the times of its steps are {kind}, and those of Spark's epochs are whole numbers",
-                "go on with it in one process; spark_bridge.read reads it as it is",
+                f"the times of its steps are {kind}, but the times of Spark's epochs are whole numbers",
+                "continue it in one process; spark_bridge.read can read it",
             )
         if self.partitions not in (None, manifest.partitions):
-            found = f"it has {manifest.partitions}, and opening a state does not rewrite it"
+            found = f"it has {manifest.partitions} partitions, and opening a state does not rewrite it"
             other = f"ddflow rescale {quote(where)} --partitions {self.partitions}, or on Spark spark_bridge.rescale"
-            remedy = f"leave it out, or change it first: {other}"
+            remedy = f"omit it, or rescale the state first: {other}"
             raise SpecError(f"open {where} with partitions={self.partitions}", found, remedy)
 
 
 ADOPT: Final = Option("adopt", True)
 AGAIN: Final = ErrorText(
-    "what the state has seen changes nothing where events have an order (order_by=, ",
+    "rows that the state has seen change nothing if events have an order (order_by=, ",
     Option("seq"),
-    ", or their format's), and bad messages come into <input>.bad a second time",
+    ", or their format's), but bad messages go into <input>.bad a second time",
 )
-"""Warning about a source that is read again."""
+"""A warning that is part of some messages: it says what happens if a source is read again from its beginning."""
 
 
 def find_batch_epoch(
@@ -164,28 +166,29 @@ def find_batch_epoch(
     adopt: bool = False,
     checkpoint: str | None = None,
 ) -> Epoch | None:
-    """Return the epoch that a batch was committed as; None if it is new. Pure; O(epochs kept).
+    """Return the epoch in which a batch was committed. Return None if the batch is new. Pure; O(epochs kept).
 
-    ``now``: the feed of the state. ``kept``: epochs that can be replayed. ``adopt``: accept another query.
-    ``checkpoint``: the checkpoint folder of the asking query, for messages. Raises `FeedChanged` for another query, for
-    a query without an id that restarts its numbers, or if its first batches went elsewhere. Raises `EpochSkipped` for a
-    batch after a gap or one that is not kept any more, and `SpecError` if ``asked`` is no batch.
+    ``now``, ``asked``: the query and batch that the state had last, and those to feed. ``kept``: epochs that can be
+    replayed. ``adopt``: whether to accept another query. ``checkpoint``: the checkpoint folder, for messages. Raises
+    `FeedChanged` for another query, for a query without an id that restarts its batch numbers, and for a query whose
+    first batches went to another state. Raises `EpochSkipped` if batches before this batch are missing, or if its epoch
+    is no longer kept. Raises `SpecError`.
     """
     if not isinstance(asked.query, str) or len(asked.query) > QUERY or not _is_batch_number(asked.batch):
         raise SpecError(
-            f"give {asked!r} to {where}",
-            "that is no batch of a query",
-            f"give Feed(query, batch): a text of {QUERY} characters at most, a whole number from 0",
+            f"feed {asked!r} to {where}",
+            "that is not a batch of a query",
+            f"pass Feed(query, batch): a text of at most {QUERY} characters, and a whole number from 0",
         )
-    what = f"give batch {asked.batch} of {_describe_query(asked.query)} to {where}"
+    what = f"feed batch {asked.batch} of {_describe_query(asked.query)} to {where}"
     folder = _describe_checkpoint_folder(checkpoint)
     if now is None and asked.batch and not adopt:
         raise FeedChanged(
             what,
             f"no query has fed this state, so the {asked.batch} batches before it went elsewhere: "
-            "the checkpoint belongs to another state, or this one was made anew",
-            f"give checkpoint= another folder, or delete {folder}, to start from the "
-            "beginning; or start with " + ADOPT + ", where the state has those rows",
+            "the checkpoint belongs to another state, or this state was created again",
+            f"pass another folder as checkpoint=, or delete {folder}, to start from the "
+            "beginning; or start with " + ADOPT + ", if the state has the rows of these batches",
         )
     if now is None or _is_query_takeover(now, asked, adopt):
         return None
@@ -194,15 +197,15 @@ def find_batch_epoch(
         raise FeedChanged(
             what,
             fed,
-            f"start this query, whose checkpoint is {folder}, with a state of its own; "
-            "or, where that one's checkpoint is gone for good, with " + ADOPT + ": " + AGAIN,
+            f"start this query, whose checkpoint is {folder}, with a separate state; "
+            "or, if the checkpoint of the other query is lost, with " + ADOPT + ": " + AGAIN,
         )
     if now.inputs and asked.inputs and now.inputs != asked.inputs:
         raise FeedChanged(
             what,
-            f"it has rows for {list(asked.inputs)}, and had them for {list(now.inputs)}: its checkpoint says how far "
-            "each was read by its place alone",
-            f"give frames for {list(now.inputs)}; or give checkpoint= another folder and "
+            f"it has rows for {list(asked.inputs)}, but had rows for {list(now.inputs)}: its checkpoint identifies "
+            "inputs only by their order",
+            f"pass frames for {list(now.inputs)}; or pass another folder as checkpoint= and "
             "start with " + ADOPT + ", from rows that the state has not seen",
         )
     if asked.batch == now.batch + 1:
@@ -210,7 +213,7 @@ def find_batch_epoch(
     if asked.batch > now.batch + 1:
         raise EpochSkipped(
             what,
-            f"{fed}: {asked.batch - now.batch - 1} batches were left out",
+            f"{fed}: {asked.batch - now.batch - 1} batches are missing",
             f"restore state and checkpoint as of the same time; or delete {folder} and "
             "start with " + ADOPT + ", which reads the source from its beginning: " + AGAIN,
         )
@@ -220,7 +223,7 @@ def find_batch_epoch(
     if found is None:
         raise EpochSkipped(
             what,
-            f"{fed}, and batches that were given before {_describe_oldest_batch(kept)} are not kept",
+            f"{fed}, and batches that were fed before {_describe_oldest_batch(kept)} are no longer kept",
             "the checkpoint is older than the state: restore both as of the same time; or "
             f"delete {folder} and start with " + ADOPT + ", which reads the source from its beginning: " + AGAIN,
         )
@@ -230,15 +233,18 @@ def find_batch_epoch(
 def query_restart_error(where: str, now: Feed, asked: Feed, checkpoint: str | None = None) -> FeedChanged:
     """Build the error for a query without an id that restarts its batch numbers at 0."""
     return FeedChanged(
-        f"give batch {asked.batch} of {_describe_query(asked.query)} to {where}",
-        f"batch {asked.batch} was given before with other rows, and the last one was {now.batch}: this "
+        f"feed batch {asked.batch} of {_describe_query(asked.query)} to {where}",
+        f"batch {asked.batch} was fed before with other rows, and the last batch was {now.batch}: this "
         "is another query, or its checkpoint was deleted",
         f"restore {_describe_checkpoint_folder(checkpoint)}; or start with " + ADOPT + ": " + AGAIN,
     )
 
 
 def advance_feed(now: Feed | None, asked: Feed | None) -> Feed | None:
-    """Return the feed of a state after a batch, or after an epoch without a batch. Pure."""
+    """Return the query and last batch of a state after an epoch.
+
+    If the epoch has no batch, query and batch stay the same. Pure.
+    """
     if asked is None or now is None:
         return asked or now
     if is_other_query(now, asked):
@@ -247,19 +253,25 @@ def advance_feed(now: Feed | None, asked: Feed | None) -> Feed | None:
 
 
 def is_other_query(now: Feed | None, asked: Feed | None) -> bool:
-    """Return whether earlier batches belong to another query, so their numbers mean nothing now."""
+    """Return whether a batch comes from another query than the earlier batches.
+
+    Batch numbers of different queries cannot be compared.
+    """
     if now is None or asked is None:
         return False
     return asked.batch != now.batch + 1 or bool(now.query and asked.query and now.query != asked.query)
 
 
 def is_query_restart(now: Feed, asked: Feed, epoch: Epoch) -> bool:
-    """Return whether a mismatch with a kept epoch means that a query without an id restarted its numbers."""
+    """Return whether a query without an id restarted its batch numbers.
+
+    Call this function only if a batch differs from the epoch with the same batch number.
+    """
     return not (now.query and asked.query) and epoch.batch is not None and epoch.batch < now.batch
 
 
 def _is_query_takeover(now: Feed, asked: Feed, adopt: bool) -> bool:
-    """Return whether this is the first batch of a query that takes over from another."""
+    """Return whether this is the first batch of a query that takes over from another query."""
     if now.query and asked.query:
         return adopt and now.query != asked.query
     return adopt and asked.batch == 0 < now.batch
@@ -283,17 +295,18 @@ def _describe_oldest_batch(kept: Iterable[Epoch]) -> str:
 
 
 APART: Final = 200
-"""Number of files above which a thread deletes them while the tasks of the next epoch run."""
+"""If more files than this must be deleted, a separate thread deletes them while the tasks of the next epoch run."""
 
 
 class EpochDriver:
-    """The driver of a state's epochs; `open` makes it.
+    """The driver that begins and commits the epochs of a state. `open` creates it.
 
     - ``flow``, ``cut``: the plan and its stages.
     - ``log``: the epochs of the state.
     - ``partitions``: the number of partitions.
-    - ``heard``: the knowledge of inputs that take messages.
-    - ``growing``: the new parts of the plan, which tasks fill before the next epoch (`begin_backfill`); None for none.
+    - ``heard``: the facts about the messages of each input that takes messages.
+    - ``growing``: the new parts of the plan, which tasks must fill before the next epoch (`begin_backfill`). The value
+      is None if the plan has no new parts.
 
     >>> import pyarrow as pa, ddflow as dd
     >>> from ddflow.storage.memory import MemoryStore
@@ -333,10 +346,10 @@ class EpochDriver:
         state: str | PathLike[str] | Store,
         options: DriverOptions = DriverOptions(),
     ) -> Self:
-        """Open a state, or make a new one. O(bytes of its inventories).
+        """Open a state, or create a new state. O(bytes of its inventories).
 
-        Raises `PlanChanged`, `StateRefused`, `CorruptState`, the errors of the store, and `SpecError`, also for a
-        number of partitions that the state does not have.
+        Raises `PlanChanged`, `StateRefused`, `CorruptState`, `SpecError` and the errors of the store. `SpecError` is
+        also raised if the state has another number of partitions.
         """
         flow = flow.frozen()
         cut_stages(flow)  # refuses a plan that cannot run on Spark before anything is written
@@ -352,46 +365,46 @@ class EpochDriver:
             if many and before is not None and (moved := find_repartitioned_nodes(before, log.flow)):
                 raise PlanChanged(
                     f"open {log.manifest_log.store.where} with this plan",
-                    f"{log.change.description}; rows of {moved} are told apart by it, and would be in other partitions",
+                    f"{log.change.description}; that distinguishes rows of {moved}, and moves them to other partitions",
                     ErrorText("rewrite the state first: ", CommandFix("evolve")),
                 )
             return cls(log.flow, log, options)
 
     @property
     def manifest(self) -> Manifest:
-        """Newest manifest of the state that this driver knows."""
+        """The newest manifest that this driver has read or published."""
         return self.log.manifest_log.manifest
 
     @property
     def epoch(self) -> int:
-        """Number of the last committed epoch."""
+        """The number of the last committed epoch."""
         return self.manifest.epoch
 
     def close(self) -> None:
-        """Close the store.  Twice is harmless."""
+        """Close the store.  A second call has no effect."""
         self.log.close()
 
     def committed(
         self, *, epoch: int | None = None, feed: FeedRecord | None = None, adopt: bool = False
     ) -> CommittedEpoch | None:
-        """Find the epoch that was committed under a number or for a batch; None if it is the next one. O(epochs kept).
+        """Find the committed epoch by its number or its batch. Return None if the caller asks for the next epoch.
 
-        ``adopt``: take over the batches of another query. Raises `EpochSkipped`, `FeedChanged`, and `SpecError` if both
-        ``epoch`` and ``feed`` are passed.
+        O(epochs kept). ``adopt``: whether to take over the batches of another query. Raises `EpochSkipped`,
+        `FeedChanged`, and `SpecError` if the caller passes both ``epoch`` and ``feed``.
         """
         manifest, where = self.manifest, self.log.manifest_log.store.where
         if feed is not None:
             if epoch is not None:
-                raise SpecError(f"epoch={epoch}, feed={feed!r}", "they may contradict each other", "give one of them")
+                raise SpecError(f"epoch={epoch}, feed={feed!r}", "they may contradict each other", "pass one of them")
             self._asked = feed
             return find_batch_epoch(where, manifest.feed, feed, manifest.receipts, adopt, self.options.checkpoint)
         return None if epoch is None else self.log.find_committed_epoch(epoch, f"epoch {epoch} of {where}")
 
     def replayed(self, epoch: CommittedEpoch, rows: Mapping[str, int], digests: Mapping[str, str]) -> EpochResult:
-        """Return the result of a committed epoch again, after a check that its rows are the same. O(inputs).
+        """Check that the caller passes the same rows as before, and return the result of a committed epoch again.
 
-        ``rows``, ``digests``: the counts and digests of all rows, by input. Raises `ReplayMismatch` if they differ, and
-        `FeedChanged` if they come from a query without an id that restarted its numbers.
+        O(inputs). ``rows``, ``digests``: the counts and digests of all rows, by input. Raises `ReplayMismatch` if the
+        rows differ, and `FeedChanged` if a query without an id restarted its batch numbers.
         """
         call = epoch.calls[0]
         found = digest_call(call.kind, call.time, rows, digests)
@@ -400,12 +413,14 @@ class EpochDriver:
             if now is not None and asked is not None and is_query_restart(now, asked, epoch):
                 raise query_restart_error(self.log.manifest_log.store.where, now, asked, self.options.checkpoint)
             more = (
-                ", and the plan has other columns since" if self.log.find_past_schemas(epoch.epoch) is not None else ""
+                ", and the plan's columns have changed since"
+                if self.log.find_past_schemas(epoch.epoch) is not None
+                else ""
             )
             raise ReplayMismatch(
-                f"give epoch {epoch.epoch} of {self.log.manifest_log.store.where} again",
-                f"it was committed of rows with digest {call.digest}, these have {found}{more}",
-                "give the same rows again, or go on with the next epoch",
+                f"replay epoch {epoch.epoch} of {self.log.manifest_log.store.where}",
+                f"it was committed with rows of digest {call.digest}, but these rows have {found}{more}",
+                "pass the same rows again, or continue with the next epoch",
             )
         return EpochResult(
             epoch.epoch, call.time, call.frontier, call.counts, dict(rows), call.outputs, call.figures, True
@@ -414,36 +429,38 @@ class EpochDriver:
     def begin(
         self, *, epoch: int | None = None, feed: FeedRecord | None = None, close: bool = False, adopt: bool = False
     ) -> EpochStart:
-        """Begin the next epoch, and return the start for its tasks. O(partitions). Forgets an unfinished epoch.
+        """Begin the next epoch, and return the `EpochStart` that its tasks need.
+
+        An unfinished earlier epoch is abandoned. O(partitions).
 
         ``epoch``, ``feed``, ``adopt``: as in `committed`. ``close``: close all times, in hold-back mode.
 
-        Raises as `committed` does; `EpochSkipped` for a committed epoch; `Fenced`; `WrongMode` for ``close`` in epoch
-        mode; `TimeWentBack` when there are no more times.
+        Raises the errors of `committed`, `EpochSkipped` for a committed epoch, `Fenced`, `WrongMode` for ``close`` in
+        epoch mode, and `TimeWentBack` if no later time exists.
         """
         manifest, where = self.manifest, self.log.manifest_log.store.where
         if (found := self.committed(epoch=epoch, feed=feed, adopt=adopt)) is not None:
             raise EpochSkipped(
                 f"begin epoch {found.epoch} of {where}",
                 "it is committed",
-                "ask for it with committed(), and tell it again with replayed()",
+                "get it with committed(), and return its result with replayed()",
             )
         if close and not self.flow.holds_back:
-            raise WrongMode("close=True", "the flow is in epoch mode: its inputs name no time column", "leave it out")
-        assert self.growing is None, "what is new was not made"
+            raise WrongMode("close=True", "the flow is in epoch mode: its inputs name no time column", "omit it")
+        assert self.growing is None, "the new parts of the plan are not filled"
         self.log.manifest_log.check_still_newest()
         number, time = self.epoch + 1, max(self.epoch, manifest.last) + 1
         if time >= CLOSED and not self.flow.holds_back:
             raise TimeWentBack(
                 f"begin epoch {number} of {where}",
                 f"its last time is {format_time(manifest.last)}",
-                "there is none after it: make a new state",
+                "no later time exists: create a new state",
             )
         self._feed, self._start = feed, self._build_epoch_start(time, CLOSED if close else self._find_frontier())
         return self._start
 
     def _build_epoch_start(self, time: int, to: int, backfill: Backfill | None = None) -> EpochStart:
-        """Build the start of the next epoch."""
+        """Build the `EpochStart` of the next epoch."""
         manifest, log = self.manifest, self.log.manifest_log
         return EpochStart(
             version=StateVersion(find_store_address(log.store), self.options.trust, log.number, log.digest),
@@ -465,14 +482,14 @@ class EpochDriver:
         )
 
     def begin_backfill(self) -> EpochStart:
-        """Build the start of the tasks that fill the new parts of the plan.
+        """Build the `EpochStart` for the tasks that fill the new parts of the plan.
 
-        Call it before the next epoch if ``growing`` is not None.
+        Call `begin_backfill` before the next epoch if ``growing`` is not None.
 
         O(files), and O(bytes) if the new plan partitions the rows differently. Raises `Fenced`, `StorageFull`,
         `StorageFailed`.
         """
-        assert self.growing is not None, "nothing is new"
+        assert self.growing is not None, "the plan has no new parts"
         log = self.log.manifest_log
         log.check_still_newest()
         parts = self.growing.write_inventories(self.options.trust, self.options.task_memory)
@@ -481,9 +498,9 @@ class EpochDriver:
         return self._start
 
     def finish_backfill(self, start: EpochStart, receipts: Iterable[Receipt]) -> None:
-        """Adopt the state that these tasks made, from one receipt a task. The next epoch publishes it.
+        """Accept the files of the tasks that filled the new parts of the plan. The next epoch publishes these files.
 
-        Raises as `finish` does.
+        ``receipts``: one receipt for each task. Raises the errors of `finish`.
         """
         taken, whole = self._gather_receipts(start, receipts)
         self.live = self.live.apply_receipts(self.log.manifest_log.store, taken)
@@ -491,11 +508,14 @@ class EpochDriver:
 
     @property
     def _retention_span(self) -> int:
-        """Span of history to keep before the last time: the option, or else the span in the manifest."""
+        """How much history to keep, as a span before the time of the last step.
+
+        Without the option ``retain``, the manifest decides.
+        """
         return self.manifest.retain if self.options.retain is None else self.options.retain
 
     def _find_frontier(self) -> int:
-        """Return the frontier that the rows of earlier epochs allow."""
+        """Compute the frontier from the rows of earlier epochs."""
         manifest, least = self.manifest, CLOSED
         for name, input in self.flow.inputs.items():
             seen = manifest.greatest.get(name, NEVER)
@@ -505,23 +525,26 @@ class EpochDriver:
         return max(least, manifest.frontier)
 
     def finish(self, start: EpochStart, receipts: Iterable[Receipt], *, feed: FeedRecord | None = None) -> EpochResult:
-        """Publish an epoch, from one receipt a task. O(receipts + files of the state).
+        """Publish an epoch. O(receipts + files of the state).
 
-        Raises `MissingReceipts`, `ReceiptsDisagree`, `SpecError` for receipts of another epoch, and `StateRefused` if
-        files are missing. Nothing is committed then, and you can begin the epoch again. Raises as a commit does:
-        `Fenced`, `StorageFull`, `StorageFailed`, `OutcomeUnknown`.
+        ``receipts``: one receipt for each task. Raises `MissingReceipts`, `ReceiptsDisagree`, `SpecError` for receipts
+        of another epoch, and `StateRefused` if files are missing. If one of these errors is raised, nothing is
+        committed, and you can begin the epoch again. Also raises the errors of a commit: `Fenced`, `StorageFull`,
+        `StorageFailed`, `OutcomeUnknown`.
         """
         began = perf_counter_ns()
         feed = self._feed if feed is None else feed
         if feed != self._feed:
-            raise SpecError(f"finish epoch {start.epoch} as {feed}", f"it was begun as {self._feed}", "give the same")
+            raise SpecError(
+                f"finish epoch {start.epoch} as {feed}", f"it was begun as {self._feed}", "pass the same feed"
+            )
         taken, whole = self._gather_receipts(start, receipts)
         live = self.live.apply_receipts(self.log.manifest_log.store, taken)
         whole = replace(whole, outputs=join_outputs(self._owed, whole.outputs))
         call = self._build_call_record(start, whole)
         manifest = self.manifest
         kept = self.log.add_receipt(CommittedEpoch(start.epoch, (call,), None if feed is None else feed.batch))
-        if is_other_query(manifest.feed, feed):  # then the batch numbers of the other query mean nothing
+        if is_other_query(manifest.feed, feed):  # the batch numbers of the earlier query mean nothing now
             kept = (*(replace(each, batch=None) for each in kept[:-1]), kept[-1])
         self.log.publish_version(
             kept,
@@ -552,12 +575,12 @@ class EpochDriver:
     def _gather_receipts(
         self, start: EpochStart, receipts: Iterable[Receipt]
     ) -> tuple[tuple[Receipt, ...], EpochContribution]:
-        """Check the receipts, one a task, and their files. Return them and their sum."""
+        """Check the receipts and their files. Returns one receipt for each task, and the sum of these receipts."""
         if start is not self._start and start != self._start:
             raise SpecError(
                 f"finish epoch {start.epoch}",
-                "it was not begun, or another was begun since",
-                "begin it, and give what that returns",
+                "it was not begun, or another epoch was begun since",
+                "begin it, and pass the start that begin() returns",
             )
         taken, whole = gather_receipts(receipts, start.version.digest, self.cut.stages, self.partitions)
         check_receipt_names(self.cut, taken, folder=self.log.outputs.sink is not None)
@@ -567,9 +590,10 @@ class EpochDriver:
         return taken, whole
 
     def publish_connector_positions(self) -> None:
-        """Publish the attached sinks and sources if the newest manifest lacks them. O(plan). Raises as a commit does.
+        """Publish the attached sinks and sources if the newest manifest lacks them. O(plan).
 
-        If the plan has columns that the state lacks, the next epoch publishes them instead.
+        If the plan has columns that the state lacks, this method publishes nothing, and the next epoch publishes the
+        sinks and sources. Raises the errors of a commit.
         """
         manifest = self.manifest
         if not self.log.change and (self.log.sinks, self.log.sources) != (manifest.sinks, manifest.sources):

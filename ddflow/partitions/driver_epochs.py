@@ -1,9 +1,9 @@
 """Read the outputs and epochs of a partitioned state, for sinks and for reads on Spark.
 
 `find_partitioning` finds out whether a collection can be read partition by partition. `read_updates` reads one
-partition or all. `DriverEpochs` gives the committed epochs to sinks.
+partition or all partitions. `DriverEpochs` passes the committed epochs to sinks.
 
-Guarantees: all reads are of one version of the state. A read by partition needs memory for one partition only.
+Guarantees: a read sees one version of the state. A read of one partition needs memory for that partition only.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +21,7 @@ from ddflow.columns.names import DIFF
 from ddflow.connectors.api import TableSink
 from ddflow.dataflow.budget import MemoryBudget
 from ddflow.dataflow.dataflow import Dataflow
-from ddflow.engine.checkpoint import MEND, StoredInventory
+from ddflow.engine.checkpoint import ROLLBACK_REMEDY, StoredInventory
 from ddflow.engine.read.history import compute_net_changes
 from ddflow.engine.read.reads import Reading
 from ddflow.engine.run.kept_epochs import InParts, RetainedEpochs
@@ -46,14 +46,14 @@ from ddflow.time import format_time_argument
 from ddflow.trace.joined import find_misplaced_key_partition
 
 KEYS: Final = 1000
-"""Number of keys above which a lookup reads all partitions."""
+"""Above this number of keys, a look-up reads all partitions."""
 
 
 class Partitioning(NamedTuple):
-    """The way to read a collection partition by partition.
+    """How to read a collection partition by partition.
 
-    ``stage``: the stage of the partitions. ``by``: the columns that decide the partition of a row; None if no columns
-    do.
+    ``stage``: the stage whose partitions hold the rows. ``by``: the columns that decide the partition of a row; None
+    if no columns of the collection decide it.
 
     >>> import ddflow as dd
     >>> flow = dd.Flow()
@@ -69,7 +69,7 @@ class Partitioning(NamedTuple):
 
 
 def find_partitioning(flow: Plan, name: str) -> Partitioning | None:
-    """Return the partitioning of an output or an input; None if it must be read as a whole. O(nodes)."""
+    """Return how an output or an input is partitioned, or None if all partitions must be read together. O(nodes)."""
     try:
         places, stages = compute_placements(flow), cut_stages(flow)
     except SpecError:  # it has no outputs
@@ -77,7 +77,7 @@ def find_partitioning(flow: Plan, name: str) -> Partitioning | None:
     node = flow.outputs.get(name) or flow.inputs[name]
     read = walk_inputs([node], lambda each: () if each.keeps else each.inputs)
     if any(places[each].roots == (each,) for each in read if not each.keeps):
-        return None  # a collection without state, whose rows are in the partitions of its inputs
+        return None  # a collection without state: its rows are in the partitions of its inputs
     roots, by = places[node]
     at = {root: n for n, root in enumerate(flow.nodes) if root in roots}
     on = {stage for stage, active in enumerate(stages.active) for n in at.values() if n in active}
@@ -87,25 +87,25 @@ def find_partitioning(flow: Plan, name: str) -> Partitioning | None:
 def find_partitions_of_values(
     by: Sequence[str], values: Mapping[str, Sequence[Any]], manifest: Manifest
 ) -> list[int] | None:
-    """Return the partitions that can have rows with certain values, ascending; None if unknown. O(keys).
+    """Return the partitions that can have rows with the given values, ascending. Return None if this is unknown.
 
-    ``by``: as in `Partitioning`. ``values``: Arrow scalars by column; each column of a row has one of its values.
+    O(keys). ``by``: as in `Partitioning`. ``values``: for each column, the Arrow scalars that a row may have there.
     """
     if not by or not set(by) <= set(values) or prod(len(values[name]) for name in by) > KEYS:
         return None
     keys = list(product(*(values[name] for name in by)))
     if not keys:
         return []
-    # Keep Arrow scalars: Python has no date before the year 1.
+    # Keep Arrow scalars, because Python has no dates before the year 1.
     columns = [pa.concat_arrays([pa.repeat(key[i], 1) for key in keys]) for i in range(len(by))]
     high, _ = compute_identities(pa.Table.from_arrays(columns, names=list(by)), Secret(*manifest.secret), len(keys))
     return sorted({int(number) for number in assign_partitions(high, manifest.partitions)})
 
 
 class PartitionReader(Reading):
-    """One partition of one stage, open for reading. O(its bytes): it verifies every file.
+    """A reader of one partition of one stage.
 
-    Raises `CorruptState`, `StorageFailed`.
+    Opening verifies every file, so it is O(bytes of the partition). Raises `CorruptState`, `StorageFailed`.
     """
 
     def __init__(self, store: Store, manifest: Manifest, flow: Plan, stage: int, number: int) -> None:
@@ -115,13 +115,17 @@ class PartitionReader(Reading):
         super().__init__(Dataflow(flow, graph, MemoryBudget(None, None)))
         ids = compute_node_ids(flow)
         if missing := sorted(ids[node] for node in graph.keeping if ids[node] not in stored.of.operators):
-            raise CorruptState(stored.what, f"it lacks the operators {missing}", MEND)
+            raise CorruptState(stored.what, f"it lacks the operators {missing}", ROLLBACK_REMEDY)
         restore_version(self.dataflow, manifest, [stored], BatchStore(store))
         for upsert in graph.inputs.values():
             if (
                 odd := find_misplaced_key_partition(upsert.output_arrangement, number, manifest.partitions)
             ) is not None:
-                raise CorruptState(stored.what, f"partition {number} of {manifest.partitions} has a key of {odd}", MEND)
+                raise CorruptState(
+                    stored.what,
+                    f"partition {number} of {manifest.partitions} has a key of partition {odd}",
+                    ROLLBACK_REMEDY,
+                )
 
 
 def read_updates(
@@ -132,10 +136,10 @@ def read_updates(
     as_of: int | None = None,
     after: int | None = None,
 ) -> pa.Table:
-    """Read an output or an input of a version as updates. O(bytes opened).
+    """Read an output or an input as updates, in one version of the state. O(bytes of the opened files).
 
-    ``share``: a stage and a partition, from `find_partitioning`; None for all rows. ``as_of``, ``after``: as in
-    `read_contents`. Raises as `Version.open`, `PartitionReader` and `Snapshot` do, and `NotReadable`.
+    ``share``: a stage, from `find_partitioning`, and a partition; None for all rows. ``as_of``, ``after``: as in
+    `read_contents`. Raises the errors of `StateVersion.open`, `PartitionReader` and `Snapshot`, and `NotReadable`.
     """
     with closing(version.open("read")) as store:
         manifest = version.load_manifest(store)
@@ -152,11 +156,11 @@ def read_updates(
 
 
 def read_contents(reading: Reading, name: str, as_of: int | None = None, after: int | None = None) -> pa.Table:
-    """Read the consolidated rows of an output or an input, with ``_time``, the same in all rows, and ``_diff``.
+    """Read the consolidated rows of an output or an input, with ``_diff``, and with the same ``_time`` in all rows.
 
-    ``as_of``: a readable time, by default the last closed one. ``after``: read the changes since this time. An output
-    of upserts returns upserts and has no changes. O(rows of the inputs it depends on). Raises `NotReadable`,
-    `SpecError`.
+    ``as_of``: a readable time, by default the last closed time. ``after``: read only the changes since this time. For
+    an output of upserts the method returns upserts, which have no diffs. O(rows of the inputs that the collection
+    depends on). Raises `NotReadable`, `SpecError`.
     """
     node, graph = reading.node(name), reading.dataflow.graph
     kind = reading.flow.time_type
@@ -164,7 +168,9 @@ def read_contents(reading: Reading, name: str, as_of: int | None = None, after: 
     if after is None:
         return graph.read_output(node, time, as_of)
     if DIFF not in node.updates_schema(kind).names:
-        raise SpecError(f"changes of {name!r}", "it gives upserts", "read the collection that they are made of")
+        raise SpecError(
+            f"changes of {name!r}", "it has upserts, not differences", "read the collection that they come from"
+        )
     table = compute_net_changes(
         graph, node, reading.closed(f"changes of {name!r} after {format_time_argument(after, kind)}", after), time
     )
@@ -172,21 +178,24 @@ def read_contents(reading: Reading, name: str, as_of: int | None = None, after: 
 
 
 def append_time_column(table: pa.Table, time: int, schema: pa.Schema) -> pa.Table:
-    """Add a column of one time to rows with their ``_diff``. ``schema``: the schema of the updates. O(rows)."""
+    """Add a column with the same time for all rows, before ``_diff``. ``schema``: the schema of updates. O(rows)."""
     times = build_time_column(np.full(table.num_rows, time), schema.field(len(schema) - 2).type)
     columns = [table.column(name) for name in schema.names[:-2]]
     return pa.Table.from_arrays([*columns, pa.chunked_array([times]), table.column(DIFF)], schema=schema)
 
 
 LARGE: Final = 16 << 20
-"""Bytes of an output's updates that make parallel tasks worthwhile."""
+"""If an output has at least this many bytes of updates, it is read in parallel tasks."""
 
 Each = Callable[[Epoch, str, tuple[Blob, ...], Callable[[pa.Table], bytes]], list[bytes]]
-"""Function that runs a task for each file of an output in an epoch, and returns the result of each."""
+"""A function that runs one task for each file that an epoch has for an output, and returns the results."""
 
 
 class DriverEpochs(RetainedEpochs):
-    """The epochs of a partitioned state. ``driver``: the driver of the state. ``each``: runs tasks, if any can run.
+    """The committed epochs of a partitioned state, as sinks read them.
+
+    ``driver``: the driver of the state. ``each``: a function that runs tasks; None if no tasks can run.
+
 
     >>> import ddflow as dd, pyarrow as pa
     >>> from ddflow.storage.memory import MemoryStore
@@ -206,11 +215,11 @@ class DriverEpochs(RetainedEpochs):
 
     @property
     def flow(self) -> Plan:
-        """Plan of the driver."""
+        """The plan that the driver was opened with."""
         return self.driver.flow
 
     def read_output(self, name: str) -> pa.Table:
-        """Read an output from the newest version. O(its bytes). A new output is empty until the next epoch."""
+        """Read an output from the newest version. O(bytes). A new output is empty until the next epoch."""
         if self.is_new_output(name):
             return self.output_schema(name).empty_table()
         manifest, log = self.manifest, self.log.manifest_log
@@ -222,13 +231,14 @@ class DriverEpochs(RetainedEpochs):
         return pa.concat_tables(read_updates(version, self.flow, name, share) for share in shares)
 
     def is_new_output(self, name: str) -> bool:
-        """Return whether an output is new."""
+        """Return whether the plan has an output that the state lacks."""
         return name in self.log.change.outputs
 
     def find_partition_splitter(self, receipt: Epoch, name: str, key: Sequence[str] | None) -> InParts | None:
-        """Return a function that splits an epoch's rows of an output by partition; None if they stay together.
+        """Return a function that splits the rows of an output in an epoch by partition.
 
-        Splitting needs many rows, and equal rows, or all rows of a ``key``, in one partition.
+        Return None if the rows stay together. Splitting is worthwhile for many rows only. Equal rows must be in one
+        partition, and with ``key`` all rows that have the same key.
         """
         each = self.each
         if (
@@ -246,7 +256,10 @@ class DriverEpochs(RetainedEpochs):
         return partial(each, receipt, name, blobs)
 
     def publish_connector_positions(self) -> None:
-        """Publish with the inventories of the state. If the plan has new columns, the next epoch does it."""
+        """Publish the positions of sinks and sources.
+
+        If the plan has new columns, this method publishes nothing, and the next epoch publishes the positions.
+        """
         self.driver.publish_connector_positions()
 
 
@@ -258,12 +271,12 @@ def sync_state(
     forget: tuple[str, ...] = (),
     look: Look = lambda rows: None,
 ) -> dict[str, Synced]:
-    """Sync the sinks of a partitioned state, then detach connectors, as `Engine.sync` and `Engine.detach` do.
+    """Sync the sinks of a partitioned state, then detach connectors, like `Engine.sync` and `Engine.detach`.
 
-    Raises the same errors, and `PlanChanged` if the plan has parts that the state lacks.
+    Raises the errors of these methods, and `PlanChanged` if the plan has parts that the state lacks.
     """
     if driver.growing is not None:
-        found = f"it has more than the state: {driver.growing.change.description}"
+        found = f"the plan has parts that the state lacks: {driver.growing.change.description}"
         raise PlanChanged(f"sync {driver.log.manifest_log.store.where}", found, "run an epoch with this plan first")
     epochs = DriverEpochs(driver)
     done = sync_targets(epochs, sinks, adopt, dry, look)

@@ -1,4 +1,4 @@
-"""Describe the start of tasks: the plain value that all tasks of an epoch, or of a rewrite, start from.
+"""Define the values that the driver sends to all tasks of an epoch or of a rewrite.
 
 Guarantees: a task on another host can verify that it opens the same version of the state as the driver.
 
@@ -30,10 +30,10 @@ REMEDY = "mount the same folder on the driver and on all executors, or keep the 
 
 
 class StateVersion(NamedTuple):
-    """A version of a state, which tasks can open.
+    """The address of a version of a state. Tasks on any host can open the version.
 
     ``store``: the address of the state, or the store itself if it is in memory. ``trust``: as in `Flow.open`.
-    ``number``, ``digest``: the number and digest of its manifest.
+    ``number``, ``digest``: the number and the digest of the version's manifest.
 
     >>> import ddflow as dd, pyarrow as pa
     >>> from ddflow.storage.manifest import load_newest_manifest
@@ -47,7 +47,7 @@ class StateVersion(NamedTuple):
     >>> version._replace(digest="another").open("read")
     Traceback (most recent call last):
         ...
-    ddflow.errors.StateRefused: read ... the driver's manifest 0 has digest another, the one there has ...; mount ...
+    ddflow.errors.StateRefused: read ... the driver's manifest 0 has digest another, but the manifest here has ...
     """
 
     store: str | MemoryStore
@@ -57,16 +57,17 @@ class StateVersion(NamedTuple):
 
     @classmethod
     def of_manifest(cls, store: Store, manifest: Manifest, trust: str) -> Self:
-        """Build the version of a store's manifest. O(bytes of the manifest)."""
+        """Build the version that a manifest of a store describes. O(bytes of the manifest)."""
         return cls(
             find_store_address(store), trust, manifest.number, hash_manifest(store.read_manifest(manifest.number))
         )
 
     def open(self, what: str, readonly: bool = True) -> Store:
-        """Open the store; the caller closes it. ``what``: the purpose, for messages. O(bytes of the manifest).
+        """Open the store. The caller must close the store. ``what``: the purpose, for messages.
 
-        Raises `StateRefused`, with this host's name, if this host sees no state or another one. Raises
-        `SnapshotExpired` if the version is not kept any more.
+        O(bytes of the manifest). Raises `StateRefused` if this host finds no state at the address, or finds another
+        state there. The error message contains the name of the host. Raises `SnapshotExpired` if the version is no
+        longer retained.
         """
         store: Store
         if isinstance(self.store, MemoryStore):
@@ -81,7 +82,7 @@ class StateVersion(NamedTuple):
         return store
 
     def load_manifest(self, store: Store) -> Manifest:
-        """Load the manifest from the store of `open`. Raises `SnapshotExpired` if it was deleted since."""
+        """Load the version's manifest from an open store. Raises `SnapshotExpired` if the manifest was deleted."""
         try:
             return Manifest.decode(store.read_manifest(self.number), self.number, store.where)
         except CorruptState:
@@ -95,13 +96,11 @@ class StateVersion(NamedTuple):
         except CorruptState:
             if store.list_manifests()[-1:] > [self.number]:
                 raise snapshot_expired_error(store, self.number) from None
-            raise StateRefused(
-                self._describe_request(what), f"its manifest {self.number} is not there", REMEDY
-            ) from None
+            raise StateRefused(self._describe_request(what), f"its manifest {self.number} is missing", REMEDY) from None
         if found != self.digest:
             raise StateRefused(
                 self._describe_request(what),
-                f"the driver's manifest {self.number} has digest {self.digest}, the one there has {found}",
+                f"the driver's manifest {self.number} has digest {self.digest}, but the manifest here has {found}",
                 REMEDY,
             )
 
@@ -111,15 +110,15 @@ class StateVersion(NamedTuple):
 
 
 def find_store_address(store: Store) -> str | MemoryStore:
-    """Return the address of a store; a store in memory is its own address."""
+    """Return the address of a store, or the store itself if it is in memory."""
     return store if isinstance(store, MemoryStore) else store.where
 
 
 def snapshot_expired_error(store: Store, number: int) -> SnapshotExpired:
-    """Build the error for a manifest that was deleted while it was read."""
+    """Build the error for a manifest that was deleted while a reader used it."""
     return SnapshotExpired(
         f"manifest {number} of {store.where}",
-        "it was replaced, and swept away while it was read",
+        "it was replaced, and deleted while it was read",
         ErrorText("read again, or keep versions longer with ", Option("grace")),
     )
 
@@ -127,34 +126,40 @@ def snapshot_expired_error(store: Store, number: int) -> SnapshotExpired:
 def compute_usable_memory(memory: int) -> int:
     """Compute the bytes that a partition may use of its task's memory. Pure.
 
-    An eighth each is reserved for rows from Spark, the shuffle reader and allocators.
+    The rows from Spark, the shuffle reader and the allocators each need an eighth of the task's memory.
     """
     return memory - 3 * (memory // 8)
 
 
 class Backfill(NamedTuple):
-    """The new parts of a plan. ``outputs``: their names. ``operators``: the ids of operators without state in files."""
+    """The new parts of a plan, which tasks fill from the state.
+
+    ``outputs``: the names of the new outputs. ``operators``: the ids of operators that have no state in files yet.
+    """
 
     outputs: tuple[str, ...]
     operators: tuple[str, ...]
 
 
 class EpochStart(NamedTuple):
-    """The start of an epoch's tasks. It is serializable unless its store is in memory.
+    """The values that the driver sends to all tasks of an epoch.
 
-    - ``version``, ``secret``: of the state. ``partitions``: their number.
+    The values can be serialized unless the store is in memory.
+
+    - ``version``, ``secret``: the version and the secret of the state.
+    - ``partitions``: the number of partitions.
     - ``epoch``: the number of this epoch.
     - ``frontier``, ``last``, ``since``: the times of the state before the epoch.
-    - ``time``: the time of its updates, in epoch mode.
-    - ``to``: the frontier after its rows, in hold-back mode.
+    - ``time``: in epoch mode, the time of the epoch's updates.
+    - ``to``: in hold-back mode, the frontier after the epoch's rows.
     - ``horizons``: the greatest order in all partitions at the last commit, by input whose keys expire.
-    - ``inventories``: by stage and partition; empty for a state without a commit.
+    - ``inventories``: the inventories by stage and partition; empty for a state without a commit.
     - ``folder``: the folder of Parquet outputs; None if outputs are files of the state.
     - ``retain``: as in `Flow.open`.
-    - ``memory``: the bytes that a task may use, or None.
-    - ``past``: the names of each partition's earlier inventories, as far as the driver knows. A partition can catch up
-      from each of these.
-    - ``backfill``: set if the tasks take no rows and fill the new parts of a plan from the state.
+    - ``memory``: the bytes that a task may use, or None for no limit.
+    - ``past``: the names of each partition's earlier inventories that the driver knows. A partition that is open with
+      an inventory in ``past`` can load the newest inventory.
+    - ``backfill``: the new parts of the plan, if the tasks fill these from the state instead of taking rows.
     """
 
     version: StateVersion
@@ -175,7 +180,7 @@ class EpochStart(NamedTuple):
     backfill: Backfill | None = None
 
     def inventory_name(self, stage: int, number: int) -> str:
-        """Return the name of a partition's inventory; "" for none."""
+        """Return the name of a partition's inventory; "" if the state has no inventories yet."""
         return self.inventories[stage][number].name if self.inventories else ""
 
     def list_past_inventories(self, stage: int, number: int) -> tuple[str, ...]:
@@ -184,22 +189,25 @@ class EpochStart(NamedTuple):
 
     @property
     def closes_all_times(self) -> bool:
-        """Whether the step closes all times."""
+        """Whether the step of the epoch closes all times."""
         return self.to == CLOSED > self.frontier
 
 
 class RewriteStart(NamedTuple):
-    """The start of all tasks of a rewrite. It is serializable unless its store is in memory.
+    """The values that the driver sends to all tasks of a rewrite.
+
+    The values can be serialized unless the store is in memory.
 
     - ``cut``: the stages of the new plan.
     - ``version``: the old version of the state.
     - ``secret``: the secret of both versions.
     - ``before``, ``partitions``: the old and the new number of partitions.
-    - ``inventories``: the inventories with the records of a task, by stage of the new plan and old partition.
-    - ``horizons``, ``greatest``: by input, the greatest order (if keys expire) and event time in all partitions.
-    - ``cast``: the old plan, if the new one has wider or more columns.
-    - ``new``: the records of inputs and operators that the state may lack.
-    - ``memory``: the bytes that a task may use, or None.
+    - ``inventories``: the inventories that a task reads, by stage of the new plan and old partition.
+    - ``horizons``: the greatest order in all partitions, by input whose keys expire.
+    - ``greatest``: the greatest event time in all partitions, by input.
+    - ``cast``: the old plan, if the new plan has wider or more columns.
+    - ``new``: empty records of the inputs and operators that the state may lack.
+    - ``memory``: the bytes that a task may use, or None for no limit.
     """
 
     cut: Stages

@@ -1,10 +1,10 @@
-"""Evolve a state: publish another version of the same epoch with wider or more columns, or fewer outputs and inputs.
+"""Evolve a state: widen or add columns, or drop outputs and inputs. The result is another version of the same epoch.
 
-`ColumnEvolution` changes columns and `OutputRemoval` drops outputs and inputs. Both define a target for
-`ddflow.partitions.rewrite`, which writes the new version.
+`ColumnEvolution` changes columns, and `OutputRemoval` drops outputs and inputs. The two classes of this module define
+the target of a rewrite, and `ddflow.partitions.rewrite` writes the new version.
 
-Guarantees: the answers of the remaining outputs do not change. Arrangements that only dropped outputs need are removed
-with their files. An output or input that others need is not dropped.
+Guarantees: the answers of the remaining outputs do not change. An arrangement that only dropped outputs need is
+removed, together with its files. An input is never dropped while a remaining output needs it.
 """
 
 from __future__ import annotations
@@ -53,21 +53,21 @@ class EvolutionResult(NamedTuple):
     Attributes
     ----------
     epoch, manifest : int
-        The numbers of the newest version.
+        The epoch number and the manifest number of the newest version.
     columns : dict
-        The old and the new type, by input and column. The old type of a new column is None.
+        The old and the new type of each changed column, by input and column. The old type of a new column is None.
     versions, pending : int
-        Rows and waiting events that were rewritten.
+        The number of rewritten row versions and waiting events.
     files, bytes : int
-        The written files.
+        The number of written files, and their size.
     outputs : tuple of str
-        Dropped outputs.
+        The dropped outputs.
     inputs : tuple of str
-        Dropped inputs.
+        The dropped inputs.
     unused : tuple of str
-        Inputs that no output needs any more. They stay: ddflow still checks and counts their events.
+        The remaining inputs that no output needs any more. ddflow still checks and counts their events.
     freed : int
-        Bytes of files that only dropped parts needed. Garbage collection (``gc``) deletes them later.
+        The size of the files that only dropped parts needed. Garbage collection (``gc``) deletes these files later.
 
     >>> import pyarrow as pa, ddflow as dd
     >>> from ddflow.storage.memory import MemoryStore
@@ -95,14 +95,14 @@ class EvolutionResult(NamedTuple):
 
 
 def cut_plan_for_partitions(plan: Plan, partitions: int) -> Stages:
-    """Cut a plan for a number of partitions; one partition needs no stages."""
+    """Cut a plan into stages for a number of partitions. A single partition needs only one stage."""
     return build_single_stage(plan) if partitions == 1 else cut_stages(plan)
 
 
 class ColumnEvolution:
-    """A change of columns, either to ``types`` or to the wider columns of ``flow``.
+    """A change of column types. The new types come from ``types``, or from a ``flow`` with wider columns.
 
-    After `plan_new_state`, ``change`` is the difference and ``plan`` is the new plan.
+    `plan_new_state` sets ``change`` to the difference between the plans, and ``plan`` to the new plan.
     """
 
     verb = "rescale"
@@ -112,13 +112,13 @@ class ColumnEvolution:
         if types is None and flow is None:
             raise SpecError(
                 "evolve a state",
-                "no types are given",
-                "give {column: type}, flow= with wider columns, drop_outputs=, or drop_inputs=",
+                "no types were passed",
+                "pass {column: type}, flow= with wider columns, drop_outputs=, or drop_inputs=",
             )
         self.types, self.flow, self.change = types, flow, PlanChange()
 
     def plan_new_state(self, store: Store, manifest: Manifest) -> RewriteTarget:
-        """Find the target for the state. Raises `SpecError`, `PlanChanged`."""
+        """Plan the rewrite of a state, and return its target. Raises `SpecError`, `PlanChanged`."""
         where = store.where
         if self.flow is None:
             plan = rebuild_plan(manifest.plan, where)
@@ -132,7 +132,7 @@ class ColumnEvolution:
             raise PlanChanged(
                 f"evolve {where} with this plan",
                 self.change.description,
-                "change columns only; the rest is taken when the state is opened with that plan",
+                "change only columns here; to add the other changes, open the state with that plan",
             )
         if self.types is not None:
             refuse_misspelled_columns(plan, self.change.columns, f"evolve {where}")
@@ -142,7 +142,10 @@ class ColumnEvolution:
         )
 
     def _revise_manifest(self, manifest: Manifest, written: list[Blob]) -> Manifest:
-        """Put the new plan into a manifest, and keep the past columns for its receipts."""
+        """Put the new plan into a manifest.
+
+        Keep the old columns in the manifest, because the receipts of earlier epochs need them.
+        """
         before, plan, added = self.change.before, describe_plan(self.plan), dict(manifest.added)
         assert before is not None, "columns change"
         for name, input in before.inputs.items():
@@ -157,7 +160,7 @@ class ColumnEvolution:
         )
 
     def build_result(self, done: RewriteResult) -> EvolutionResult:
-        """Build the result.  ``done``: the result of the rewrite."""
+        """Build the result of the evolution.  ``done``: the result of the rewrite."""
         columns: dict[str, dict[str, tuple[str | None, str]]] = {}
         for name, types in self.change.types.items():
             columns.setdefault(name, {}).update({column: (str(was), str(now)) for column, (was, now) in types.items()})
@@ -170,8 +173,8 @@ class ColumnEvolution:
 class OutputRemoval:
     """A change that removes ``outputs`` and ``inputs`` from a state.
 
-    ``names``: the outputs whose files are removed from receipts. ``flow``: the plan without them, after
-    `plan_new_state`. Raises `SpecError` if types change, too.
+    ``names``: the outputs and side outputs to remove from receipts. ``flow``: the plan without the dropped parts, set
+    by `plan_new_state`. Raises `SpecError` if the caller also passes types.
 
     >>> import pyarrow as pa, ddflow as dd
     >>> from ddflow.storage.memory import MemoryStore
@@ -203,12 +206,12 @@ dd.Upsert(key="id")))
         )
         if types is not None:
             asked = f"evolve, without {self.outputs + self.inputs}"
-            raise SpecError(asked, "types are given, too", "do one after the other")
+            raise SpecError(asked, "types are passed, too", "change types and drop names in separate calls")
         self.given, self.trust, self.freed = flow, trust, 0
         self.names = {*self.outputs}
 
     def plan_new_state(self, store: Store, manifest: Manifest) -> RewriteTarget:
-        """Find the target for the state. Raises `SpecError`, `PlanChanged`."""
+        """Plan the rewrite of a state, and return its target. Raises `SpecError`, `PlanChanged`."""
         self.store, self.manifest = store, manifest
         self.plan = plan = require_same_plan(manifest, self.given, store.where, self.verb)
         _check_drop(plan, self.outputs, self.inputs, manifest, store.where)
@@ -226,7 +229,10 @@ dd.Upsert(key="id")))
         )
 
     def _revise_manifest(self, manifest: Manifest, written: list[Blob]) -> Manifest:
-        """Build the manifest without them. Publishes their files in the output folder for the last time. O(files)."""
+        """Build the manifest without the dropped outputs and inputs. O(files).
+
+        In an output folder, publish the files of the dropped outputs for the last time.
+        """
         plan, past = describe_plan(self.flow), list[PastColumns]()
         for each in manifest.past:
             inputs = _drop_names(each.inputs, self.inputs)
@@ -250,20 +256,20 @@ dd.Upsert(key="id")))
             for each in (self.manifest, new)
         )
         self.freed = sum(length for name, length in before.items() if name not in after)
-        # A folder publishes the files of an epoch by its receipt. The old receipts name the dropped outputs for the
-        # last time.
+        # An output folder publishes the files that are listed in the receipt of an epoch. Only the old receipts name
+        # the dropped outputs.
         outputs = Outputs.open(None, self.store, self.manifest, {}, self.trust)
         outputs.publish_fragments(self.manifest.receipts)
         outputs.sync_sinks()
         return new
 
     def _drop_epoch_outputs(self, epoch: Epoch) -> Epoch:
-        """Remove the files of the outputs from an epoch."""
+        """Remove the files of the dropped outputs from the record of an epoch."""
         calls = (replace(call, outputs=_drop_names(call.outputs, self.names)) for call in epoch.calls)
         return replace(epoch, calls=tuple(calls))
 
     def build_result(self, done: RewriteResult) -> EvolutionResult:
-        """Build the result.  ``done``: the result of the rewrite."""
+        """Build the result of the evolution.  ``done``: the result of the rewrite."""
         were, are = (_find_used_inputs(plan, plan.outputs.values()) for plan in (self.plan, self.flow))
         return EvolutionResult(
             done.epoch,
@@ -281,52 +287,55 @@ dd.Upsert(key="id")))
 
 
 def _check_drop(plan: Plan, outputs: Sequence[str], inputs: Sequence[str], manifest: Manifest, where: str) -> None:
-    """Raise `SpecError` unless these outputs and inputs can be dropped."""
+    """Raise `SpecError` unless the state can drop these outputs and inputs."""
     sides = plan.side_outputs()
     asked = f"drop {' and '.join(_describe_names('output', outputs) + _describe_names('input', inputs))} of {where}"
     for name in outputs:
         if name in sides:
             found = f"{name!r} is a side output of the input {sides[name][0].name!r}"
-            raise SpecError(asked, found, "it goes with its input: name that")
+            raise SpecError(asked, found, "it is dropped with its input: pass the input")
         if name not in plan.outputs:
-            raise SpecError(asked, f"there is no output {name!r}", did_you_mean(name, plan.outputs))
+            raise SpecError(asked, f"there is no output {name!r}", did_you_mean(name, plan.outputs, "outputs"))
     for name in inputs:
         if name not in plan.inputs:
-            raise SpecError(asked, f"there is no input {name!r}", did_you_mean(name, plan.inputs), input=name)
+            raise SpecError(asked, f"there is no input {name!r}", did_you_mean(name, plan.inputs, "inputs"), input=name)
     if {*outputs} == {*plan.outputs}:
         raise SpecError(
-            asked, "it has no other, and a state has one at least", "delete the state, or open it with another output"
+            asked, "it has no other output, and needs one", "delete the state, or open it with another output"
         )
     made = {name: used for name, node in plan.outputs.items() if (used := _find_used_inputs(plan, [node]) & {*inputs})}
     if still := [name for name in made if name not in outputs]:
         of = " and ".join(map(repr, sorted({*inputs} & {each for name in still for each in made[name]})))
         together = [name for name in plan.outputs if name in outputs or name in made]
-        remedy = "they are all that it has: delete the state, or open it with another output first"
+        remedy = "the state has no other outputs: delete the state, or open it with another output first"
         if len(together) < len(plan.outputs):
             remedy = ErrorText(
                 "drop them too, in one call: ", EvolveFix(state=where, drop_outputs=together, drop_inputs=inputs)
             )
-        raise SpecError(asked, f"the outputs {still} are made of {'it' if len(inputs) == 1 else of}", remedy)
+        raise SpecError(asked, f"the outputs {still} depend on {'it' if len(inputs) == 1 else of}", remedy)
     names = [*outputs, *(name for name, (input, _) in sides.items() if input.name in inputs)]
     if attached := [name for name in names if name in manifest.sinks]:
         first = manifest.sinks[attached[0]]
         sink = f"sink:{attached[0]}" if attached[0] in manifest.sources else attached[0]
         raise SpecError(
             asked,
-            f"updates of {attached[0]!r} are kept for its sink, {first.kind} {first.target}",
-            "forget the sink first, whose table stays as it is, with the flow that has the output: "
+            f"updates of {attached[0]!r} are retained for its sink, {first.kind} {first.target}",
+            "detach the sink first, whose table stays unchanged, with the flow that has the output: "
             f"engine.detach({sink!r}), ddflow sync FLOW --state {quote(where)} --detach {quote(sink)} --yes, "
             f"or on Spark spark_bridge.sync(flow, {where!r}, {{}}, detach=({sink!r},))",
         )
 
 
 def _describe_names(kind: str, names: Sequence[str]) -> list[str]:
-    """Describe one or several names of a kind in words. Returns [] for no names."""
+    """Return a list with one text that describes the names of some outputs or inputs.
+
+    Return [] if there are no names.
+    """
     return [f"the {kind} {names[0]!r}" if len(names) == 1 else f"the {kind}s {[*names]}"] if names else []
 
 
 def _find_used_inputs(plan: Plan, outputs: Iterable[Collection]) -> set[str]:
-    """Return the inputs that outputs depend on."""
+    """Return the names of the inputs that some outputs depend on."""
     found = walk_inputs(outputs)
     return {name for name, input in plan.inputs.items() if input in found}
 
@@ -336,7 +345,7 @@ def _drop_names(given: Mapping[str, T], names: Iterable[str]) -> dict[str, T]:
 
 
 def _drop_sources(sources: Mapping[str, AttachedSource], inputs: Sequence[str]) -> dict[str, AttachedSource]:
-    """Remove the sources that have fed only these inputs, as far as the state knows."""
+    """Return the attached sources, without the sources that are known to have fed only dropped inputs."""
     out = dict[str, AttachedSource]()
     for name, each in sources.items():
         fed = _drop_names(each.left_out, inputs)
@@ -347,14 +356,14 @@ def _drop_sources(sources: Mapping[str, AttachedSource], inputs: Sequence[str]) 
 
 @contextmanager
 def explain_inexact_value(where: str) -> Iterator[None]:
-    """Convert the error for a value that a wider type cannot hold into a `SchemaMismatch`."""
+    """Convert `InexactValue`, the error for a value that a wider type cannot hold, to a `SchemaMismatch`."""
     try:
         yield
     except InexactValue as error:
         raise SchemaMismatch(
             f"evolve {where}",
-            f"column {error.column!r} holds a value that the wider type does not: {error}",
-            "give a decimal type that holds every value, such as decimal(20,0); nothing was changed",
+            f"column {error.column!r} has a value that the wider type cannot hold: {error}",
+            "use a decimal type that holds every value, such as decimal(20,0); nothing was changed",
             column=error.column,
         ) from None
 
@@ -370,7 +379,7 @@ def evolve(
     memory: str | int | None = None,
     look: Look = lambda rows: None,
 ) -> EvolutionResult:
-    """Make a new version of a state, of the same epoch, with wider columns, or with fewer outputs and inputs.
+    """Publish a version of a state with wider columns, or without some outputs and inputs. The epoch stays the same.
 
     Parameters
     ----------
@@ -378,45 +387,45 @@ def evolve(
         The state's folder, or ``s3://bucket/prefix``.
     types : mapping or schema, optional
         ``{column: type}``, with types of Arrow or text such as ``"decimal(12,2)"``; or a schema; for several inputs
-        ``{input: columns}``. Other columns stay. A new column is added at the end, null in all rows, unless its name
-        resembles another column's.
+        ``{input: columns}``. All other columns stay unchanged. A new column is added at the end, and is null in all
+        rows. A new name that resembles the name of another column is refused as a probable typing error.
     drop_outputs : str or sequence of str
-        Outputs to drop, with everything that only they need: the state of their operators and their kept updates. Not
-        together with ``types``. Their tables and folders stay, and so do the inputs.
+        Outputs to drop, with everything that only they need: the state of their operators and their retained updates.
+        Not together with ``types``. The tables and folders of the outputs stay, and the inputs stay too.
     drop_inputs : str or sequence of str
         Inputs to drop, with their state, waiting events, side outputs and the positions of their sources. No remaining
-        output may need them. Their events stay counted in the state's verdicts.
+        output may need a dropped input. The state's verdicts still count the events of dropped inputs.
     flow : Plan, optional
-        The state's whole plan, if it has Python functions; or a plan with wider columns instead of ``types``.
+        The state's complete plan, if it has Python functions; or a plan with wider columns instead of ``types``.
     trust : {"owner", "group"}
         As in `Flow.open`.
     memory : str or int, optional
-        The most memory to use, such as "1GB".
+        The most memory that the rewrite may use, such as "1GB".
     look : callable
-        For progress: called with the number of rows written since its last call.
+        A progress callback, called with the number of rows written since its last call.
 
     Returns
     -------
     EvolutionResult
-        The rewritten columns, rows and files.
+        The changed columns, the rewritten rows and the written files.
 
     Raises
     ------
     SpecError, PlanChanged
-        If a column cannot be widened; for a key or an order column; if an expression, a merge or a function would
+        If a column cannot be widened, is a key or an order column, or if an expression, a merge or a function would
         change its meaning. `SpecError` also for an unknown name, the last output, an output with a sink (see
         `Engine.detach`), and an input that an output needs.
     SchemaMismatch
-        For a value that the wider type does not hold exactly.
+        For a value that the wider type cannot hold exactly.
     Fenced
         If another writer has committed in the meantime.
     DdflowError
-        The errors of opening a state; `StorageFull`, `StorageFailed`: nothing has changed.
+        For the errors of opening a state, and `StorageFull` and `StorageFailed`. The state has not changed then.
 
     Notes
     -----
-    O(bytes of the state). Dropping outputs and inputs is O(files), unless rows of an operator move to other partitions
-    without them. The old version stays readable as after any commit. You cannot replay an epoch with rows of a dropped
+    O(bytes of the state). Dropping outputs and inputs is O(files), unless rows of an operator move to other partitions.
+    The old version stays readable for some time, as after any commit. You cannot replay an epoch with rows of a dropped
     input.
     """
     change = (

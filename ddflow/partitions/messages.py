@@ -1,6 +1,7 @@
-"""Collect the facts that tasks learn from an input's messages: the table, its columns and undeclared columns.
+"""Collect what tasks learn from the messages of an input: the table, its columns, and undeclared columns.
 
-Each task makes a `MessageSummary` of its share, and the driver keeps `SeenMessageColumns` from epoch to epoch.
+Each task makes a `MessageSummary` of its messages. The driver keeps a `SeenMessageColumns` for each input from epoch to
+epoch.
 
 >>> one, other = MessageSummary("orders", ("id",), ("id", "n")), MessageSummary("shop.orders", ("n",))
 >>> merge_summaries("orders", one, other)
@@ -10,7 +11,7 @@ MessageSummary(table='shop.orders', had=('id', 'n'), names=('id', 'n'), more=(),
 >>> merge_summaries("orders", one, MessageSummary("people"))
 Traceback (most recent call last):
     ...
-ddflow.errors.BadMessage: messages for 'orders': some are of the table 'orders', others of 'people'; give those of ...
+ddflow.errors.BadMessage: messages for 'orders': some are of the table 'orders', some of 'people'; pass messages ...
 """
 
 from __future__ import annotations
@@ -32,17 +33,17 @@ from ddflow.storage.protocol import Blob, Store
 
 
 class MessageSummary(StrictRecord, frozen=True):
-    """The facts about an input's messages from the share of one task, or of several.
+    """A summary of the messages that one task, or several tasks, have read for one input.
 
-    All partitions receive the table, and partition 0 also the columns. Receipts carry summaries to the driver, which
-    passes `SeenMessageColumns` to the tasks of the next epoch, so these refuse a message of another table when they
-    read it.
+    Every partition receives the name of the table, and partition 0 also receives the columns. Receipts carry the
+    summaries to the driver. The driver passes `SeenMessageColumns` to the tasks of the next epoch, so that a task can
+    refuse a message of another table.
 
-    - ``table``: the table of the messages, None if no message names one.
-    - ``had``: declared columns that some message had.
-    - ``names``: all columns of the messages, if a declared one was missing.
+    - ``table``: the table of the messages; None if no message names a table.
+    - ``had``: declared columns that at least one message had.
+    - ``names``: all columns of the messages, if a declared column was missing.
     - ``more``: columns of the messages that the flow does not declare.
-    - ``tables``: see `DecodedEvents`.
+    - ``tables``: the same as in `DecodedEvents`.
     """
 
     table: str | None = None
@@ -52,31 +53,33 @@ class MessageSummary(StrictRecord, frozen=True):
     tables: dict[str, int] = field(default_factory=dict)
 
     def to_texts(self, partitions: int) -> dict[int, str]:
-        """Return the text for each partition, without the partitions that need none. O(partitions)."""
+        """Encode the summary as texts, one for each partition that needs a part of it.
+
+        The result has no item for a partition that needs no summary. O(partitions).
+        """
         alone = encode_record(MessageSummary(self.table)).decode()
         told = dict.fromkeys(range(partitions), alone) if self.table is not None else {}
         return told | ({0: encode_record(self).decode()} if self != MessageSummary() else {})
 
     @classmethod
     def from_text(cls, text: str) -> MessageSummary:
-        """Decode the text of `to_texts`. Raises `CorruptState`."""
-        return decode_record(_DECODER, text.encode(), "what a task says of messages", "run the job again")
+        """Decode a text that `to_texts` returned. Raises `CorruptState`."""
+        return decode_record(_DECODER, text.encode(), "the message summary of a task", "run the job again")
 
 
 _DECODER: Final = Decoder(MessageSummary)
 
 
 class SeenMessageColumns:
-    """The driver's knowledge of an input's messages.
+    """The facts that the driver knows about the messages of an input.
 
-    ``table``: the table of the messages. ``asked``: the table that the format names. ``unseen``: the columns that no
-    message has had yet. ``known``: the declared columns and the undeclared ones that ddflow has warned about.
+    ``table``: the table of the messages. ``asked``: the table that the message format names. ``unseen``: the columns
+    that no message has had yet. ``known``: the declared columns, and the undeclared columns that ddflow has warned of.
 
     >>> driver = SeenMessageColumns(["id", "n"], None)
     >>> driver.add_summary(MessageSummary(more=("city",)))
-    ["they have the columns ['city'], which the flow does not declare, so their values are left out: declare those \
-that \
-you want in the flow; rows from before have null there until their keys come again"]
+    ["they have the columns ['city'], which the flow does not declare, so ddflow skips their values: declare the \
+columns that you want in the flow; older rows have null in them until their keys come again"]
     >>> driver.add_summary(MessageSummary(more=("city",)))
     []
     """
@@ -86,24 +89,27 @@ you want in the flow; rows from before have null there until their keys come aga
         self.table, self.known = table, frozenset(columns)
 
     def add_summary(self, said: MessageSummary) -> list[str]:
-        """Add the summary of a committed epoch, and return new warnings. O(columns).
+        """Add the summary of a committed epoch, and return warnings about columns seen for the first time. O(columns).
 
-        Each warning comes once.
+        The driver warns of each column only once.
         """
         if said.table is not None:
             self.table = match_table_names(self.table, said.table)
         self.unseen.note_worker_findings(said.had, said.names, said.tables, self.table)
         more = sorted({*said.more} - self.known)
         self.known |= {*more}
-        found = f"they have the columns {more}, which the flow does not declare, so their values are left out: "
-        remedy = "declare those that you want in the flow; rows from before have null there until their keys come again"
+        found = f"they have the columns {more}, which the flow does not declare, so ddflow skips their values: "
+        remedy = (
+            "declare the columns that you want in the flow; older rows have null in them until their keys come again"
+        )
         return [*self.unseen.pop_warnings(), *([found + remedy] if more else [])]
 
 
 def load_known_messages(flow: Plan, store: Store, parts: Sequence[Blob]) -> dict[str, SeenMessageColumns]:
-    """Load the knowledge about each input that takes messages. ``parts``: the inventories of the inputs, by partition.
+    """Load the facts about the messages of each input that takes messages.
 
-    O(bytes of the inventories); stops at the first inventory with a table. Raises `CorruptState`.
+    ``parts``: the inventories of stage 0, by partition. O(bytes of the inventories): the function reads inventories
+    until it has found the table of each input. Raises `CorruptState`.
     """
     formats = {name: each.bound for name, each in flow.inputs.items() if each.bound.format is not None}
     left = [name for name, bound in formats.items() if bound.format is not None and bound.format.of_tables]
@@ -122,7 +128,7 @@ def load_known_messages(flow: Plan, store: Store, parts: Sequence[Blob]) -> dict
 
 
 def merge_summaries(input: str, one: MessageSummary | None, other: MessageSummary) -> MessageSummary:
-    """Merge the summaries of two tasks: the longest name of the table, all columns of both. O(columns).
+    """Merge the summaries of two tasks. The result has the longer of the two table names, and all columns. O(columns).
 
     Raises `BadMessage` for messages of two tables.
     """
@@ -137,7 +143,7 @@ def merge_summaries(input: str, one: MessageSummary | None, other: MessageSummar
 
 
 def merge_summaries_by_input(every: Iterable[Mapping[str, MessageSummary]]) -> dict[str, MessageSummary]:
-    """Merge the summaries of many tasks by input. Raises as `merge_summaries` does."""
+    """Merge the summaries of many tasks by input. The function raises the errors of `merge_summaries`."""
     out = dict[str, MessageSummary]()
     for each in every:
         for name, said in each.items():
@@ -146,15 +152,15 @@ def merge_summaries_by_input(every: Iterable[Mapping[str, MessageSummary]]) -> d
 
 
 def match_message_table(input: str, own: str | None, table: str) -> str:
-    """Return the longest name of the table of an input's messages. ``own``: its name so far, None if unknown.
+    """Check that two names, such as ``orders`` and ``shop.orders``, belong to the same table. Return the longer name.
 
-    Raises `BadMessage` if the names are of different tables.
+    ``own``: the name known so far, None if unknown. Raises `BadMessage` if the names are of different tables.
     """
     if (both := match_table_names(own, table)) is not None:
         return both
     one, other = (shorten(each, 80) for each in sorted([str(own), table]))
     raise BadMessage(
         f"messages for {input!r}",
-        f"some are of the table {one!r}, others of {other!r}",
-        "give those of one table, or name it: table= of its format; nothing was taken in",
+        f"some are of the table {one!r}, some of {other!r}",
+        "pass messages of one table, or name the table: table= of its format; nothing was ingested",
     )

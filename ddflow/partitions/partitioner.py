@@ -1,14 +1,14 @@
 """Route the rows of an input to the partitions of their keys, packed into chunks.
 
-`Partitioner` runs in each task that reads an input. It hashes the keys, sorts the rows by partition and packs them into
-the columns `PACKED`.
+A `Partitioner` runs in each task that reads an input. The partitioner hashes the keys, sorts the rows by partition, and
+packs the rows into batches with the columns `PACKED`.
 
 Guarantees: every row is in exactly one chunk, and the key's identity decides the chunk's partition. A shuffle keeps no
-order, so each chunk carries the origin of its rows: the number of the reading task, or the partition and offset of a
-Kafka topic if the rows have these columns. The receiver restores the order of arrival from it.
+order, so each chunk carries the origin of its rows, from which the receiver restores the order of arrival. The origin
+is the number of the reading task, or Kafka's partition and offset if the rows have these columns.
 
-Limits: it refuses unknown columns, lossy casts and text that is not UTF-8 before the rows travel. The step checks keys,
-orders and times (``dataflow.admission``).
+Limits: a partitioner refuses unknown columns, lossy casts and text that is not UTF-8 before rows are sent. Keys, orders
+and times are checked later, in the step (``dataflow.admission``).
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -64,19 +64,20 @@ from ddflow.plan.plan import Plan
 
 Restore = Callable[[pa.Table], pa.Table]
 KAFKA: Final = ("partition", "offset")
-"""Columns that hold the origin of a row."""
+"""Columns that hold the origin of a row that was read from Kafka."""
 TOPIC: Final = "topic"
 
 
 class Partitioner:
-    """The packer of one input's rows. It keeps no rows between calls, and you may call it any number of times.
+    """A packer for the rows of one input. A packer keeps no rows between calls, so you may call it any number of times.
 
     - ``input``: the name of the input in the flow.
-    - ``columns``: the declared columns of the rows, from `find_present_columns`; None for all. Missing ones are null.
-    - ``limits``: the most rows and bytes to pack together, by default `choose_chunk_limits`. At most four copies of
-      them are in memory.
-    - ``restore``: converts the types that the rows travelled in back to the flow's types.
-    - ``heard``: the driver's knowledge of the input's messages.
+    - ``columns``: the declared columns that the rows have, from `find_present_columns`; None for all. Missing columns
+      are null.
+    - ``limits``: the most rows and bytes to pack together, by default `choose_chunk_limits`. Memory holds at most four
+      copies of the rows that are packed together.
+    - ``restore``: a function that converts the types of the reading engine back to the flow's types.
+    - ``heard``: the facts that the driver knows about the input's messages.
 
     >>> import ddflow as dd
     >>> flow = dd.Flow()
@@ -99,7 +100,8 @@ class Partitioner:
         heard: SeenMessageColumns | None = None,
     ) -> None:
         bound = flow.inputs[input].bound
-        # Tasks receive a copy of the router, so it keeps no expressions, which may not be serializable.
+        # Tasks receive a serialized copy of the partitioner. Some expressions cannot be serialized, so the partitioner
+        # keeps no expressions.
         self.input, self.number, self.several = input, list(flow.inputs).index(input), len(flow.inputs) > 1
         self.declared, self.schema = bound.schema, select_chunk_schema(bound.schema, columns)
         self.keys, self.required = bound.key_schema, bound.required_columns
@@ -112,7 +114,7 @@ class Partitioner:
         self.limits = limits or choose_chunk_limits(partitions)
 
     def __call__(self, batches: Iterable[pa.RecordBatch], origin: int) -> Iterator[pa.RecordBatch]:
-        """Pack rows into chunks, and yield them in batches of the columns `PACKED`.
+        """Pack rows into chunks, and yield the chunks in batches with the columns `PACKED`.
 
         ``origin``: the number of the reading task, which orders the rows of different tasks. O(rows); about 40 ns for a
         row of four numbers. Raises `SchemaMismatch`.
@@ -135,13 +137,13 @@ class Partitioner:
         had = tuple(name for name in self.left if name not in unseen.left)
         new = None if read.table == self.table else read.table
         said = MessageSummary(new, had, tuple(unseen.names), tuple(more), unseen.tables)
-        if texts := said.to_texts(self.partitions):  # other tasks see other messages
+        if texts := said.to_texts(self.partitions):  # each task sees only some messages
             yield pack_message_summaries(texts, self.number)
 
     def _group_batches(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-        """Yield tables of rows to pack together.
+        """Yield tables, each with rows to pack together.
 
-        Each new schema first yields a table without rows, so that its columns are checked.
+        Each time the schema changes, yield a table without rows first, so that the caller can check the columns.
         """
         chunk: list[pa.RecordBatch] = []
         rows = size = 0
@@ -174,7 +176,7 @@ class Partitioner:
         if self.format is not None and self.target is not None:
             return self._pack_rows(*self._decode_messages(table, number, first, read, unseen, more))
         told = has_arrival_columns(table.schema, self.declared)
-        # Read the origins before the casts: these columns may have any integer type.
+        # Read the origins before the casts, because the columns of the origins may have any integer type.
         origin = self._read_row_origins(table) if told else RowOrigins.of_range(f"{number:010d}", first, table.num_rows)
         if told:
             table = table.drop_columns(find_arrival_columns(table.schema, self.declared))
@@ -193,7 +195,10 @@ class Partitioner:
         unseen: MissingColumnFinder,
         more: dict[str, None],
     ) -> tuple[pa.RecordBatch, RowOrigins]:
-        """Decode messages into events and their origin.  Raises `BadMessage`, `SchemaMismatch`."""
+        """Decode messages, and return their events with the origins of the events.
+
+        Raises `BadMessage`, `SchemaMismatch`.
+        """
         assert self.format is not None and self.target is not None
         made = refuse_truncates(
             decode_messages(self.format, table, self.target._replace(table=read.table), first), repr(self.input)
@@ -209,7 +214,7 @@ class Partitioner:
         if has_arrival_columns(table.schema, pa.schema([])):
             of = self._read_row_origins(table)
             return to_batch(made.rows), of._replace(which=of.which[made.at], places=of.places[made.at])
-        # The events of one message keep their order, because their places are numbered by row.
+        # Events of the same message keep their order, because each event has its row number as its place.
         return to_batch(made.rows), RowOrigins.of_range(f"{number:010d}-{first:015d}", 0, made.rows.num_rows)
 
     def _pack_rows(self, rows: pa.RecordBatch, origin: RowOrigins) -> pa.RecordBatch:
@@ -219,7 +224,7 @@ class Partitioner:
         )
 
     def _read_row_origins(self, table: pa.Table) -> RowOrigins:
-        """Read the origin of each row from its columns. Raises `SchemaMismatch` if a row has none."""
+        """Read the origin of each row from its Kafka columns. Raises `SchemaMismatch` if a row has no origin."""
         partition, places = (self._read_integers(table, name) for name in KAFKA)
         topic = _decode_column(table, TOPIC) if TOPIC in table.column_names else pa.nulls(table.num_rows)
         texts, of = _encode_values(
@@ -237,7 +242,7 @@ class Partitioner:
             raise SchemaMismatch(
                 f"rows for {self.input!r}",
                 f"{name!r} is null in {column.null_count:,} rows",
-                f"{' and '.join(KAFKA)} say where rows come from: mend them, or drop both columns",
+                f"{' and '.join(KAFKA)} are the origin of a row: fix them, or drop both columns",
                 input=self.input,
             )
         return column.cast(pa.int64())
@@ -248,33 +253,33 @@ def _decode_column(table: pa.Table, name: str) -> pa.Array:
 
 
 def _encode_values(column: pa.Array) -> tuple[list[Any], Ints]:
-    """Encode a column. Return its distinct values, and int64[n], the number of each row's value."""
+    """Dictionary-encode a column. Return the list of distinct values, and for each row the index of its value."""
     coded = column.dictionary_encode()
     return coded.dictionary.to_pylist(), np.asarray(coded.indices).astype(np.int64)
 
 
 def has_arrival_columns(given: pa.Schema, declared: pa.Schema) -> bool:
-    """Return whether rows with these columns carry their origin. Pure.
+    """Return whether rows carry their origin in the columns of Kafka. Pure.
 
-    They do if Kafka's `partition` and `offset` are integers. If both are ``declared`` columns, they mean something else
-    in the flow, so the result is False.
+    Rows carry their origin if they have Kafka's columns `partition` and `offset` as integers. If the flow declares both
+    columns, they are ordinary columns, so the result is False.
     """
     here = all(given.names.count(n) == 1 and pat.is_signed_integer(given.field(n).type) for n in KAFKA)
     return here and not all(n in declared.names for n in KAFKA)
 
 
 def find_arrival_columns(given: pa.Schema, declared: pa.Schema) -> list[str]:
-    """Return the columns that only carry the origin of the rows and are not part of an event. Pure."""
+    """Return the columns that carry the origin of rows and are not part of an event. Pure."""
     if not has_arrival_columns(given, declared):
         return []
     return [name for name in (*KAFKA, TOPIC) if name in given.names and name not in declared.names]
 
 
 def find_present_columns(bound: Binding, given: pa.Schema) -> tuple[str, ...]:
-    """Return the declared columns of the rows in the declared order, for `Partitioner` and `ShuffleReader`.
+    """Return the declared columns that some rows have, in the declared order, for `Partitioner` and `ShuffleReader`.
 
     ``given``: the columns of the rows. O(columns). Raises `SchemaMismatch` for a duplicate or undeclared column, and
-    for a missing column that events require.
+    if a required column is missing.
     """
     asked, names = f"rows for {bound.name!r}", given.names
     if bound.format is not None:
@@ -284,7 +289,7 @@ def find_present_columns(bound: Binding, given: pa.Schema) -> tuple[str, ...]:
         return tuple(bound.schema.names)
     for name in names:
         if names.count(name) > 1:
-            raise SchemaMismatch(asked, f"the column {name!r} occurs more than once", "give it one name", column=name)
+            raise SchemaMismatch(asked, f"the column {name!r} occurs more than once", "rename one of them", column=name)
     arrival = find_arrival_columns(given, bound.schema)
     for name in names:
         if name not in bound.schema.names and name not in arrival:
@@ -299,7 +304,7 @@ def find_present_columns(bound: Binding, given: pa.Schema) -> tuple[str, ...]:
             raise SchemaMismatch(
                 asked,
                 f"the column {name!r} is missing",
-                f"it cannot be null for all rows: give it (found {names})",
+                f"it cannot be null for all rows: add it (found {names})",
                 column=name,
             )
     return tuple(name for name in bound.schema.names if name in names)
@@ -307,9 +312,10 @@ def find_present_columns(bound: Binding, given: pa.Schema) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class PastSchemaDigests:
-    """A function that computes the digests of chunks over the columns of an earlier plan.
+    """A function that computes the digests of chunks again, with the columns of an earlier plan.
 
-    ``now``: the columns of each input's chunks, by its number. ``past``: the columns when the rows were first given.
+    ``now``: the columns of each input's chunks, by number of the input. ``past``: the columns of the plan with which
+    the rows were first committed.
 
     >>> import ddflow as dd
     >>> from ddflow.partitions.partitioner import Partitioner
@@ -329,7 +335,7 @@ class PastSchemaDigests:
     secret: Secret
 
     def __call__(self, chunks: pa.RecordBatch) -> pa.RecordBatch:
-        """Replace the digests of chunks by digests over the past columns. O(rows). Raises `Misrouted`."""
+        """Replace the digests of chunks by digests of the columns of the earlier plan. O(rows). Raises `Misrouted`."""
         chunks = chunks.filter(chunks.column("payload").is_valid())
         payload = chunks.column("payload")
         told = zip(*(chunks.column(name).to_pylist() for name in ("what", "origin", "rows")), strict=True)
@@ -341,7 +347,7 @@ class PastSchemaDigests:
         batch = unpack_chunk(payload, add_arrival_column(self.now[what], "/" in origin), rows)
         table = pa.Table.from_batches([batch])
         if "/" in origin:
-            table = table.select(list(range(table.num_columns - 1)))  # the last column holds the places
+            table = table.select(list(range(table.num_columns - 1)))  # the last column holds the rows' places
         then = to_batch(narrow_columns(table, self.past[what]))
         found: bytes = compute_digests(hash_rows(then, self.secret), np.zeros(1, np.int64))[0].as_py()
         return found

@@ -1,10 +1,10 @@
-"""Check and add up the receipts of an epoch's tasks, and track the files of the state (`LiveFiles`).
+"""Check and sum the receipts of an epoch's tasks, and track which files the state has (`LiveFiles`).
 
-A task reports its work as a `Receipt` in JSON. `gather_receipts` selects one receipt a task and adds them up.
-`check_receipt_names` and `check_files_exist` compare the receipts with the plan and the store.
+A task reports its work as a `Receipt` in JSON. `gather_receipts` selects one receipt for each task, and sums the
+selected receipts. `check_receipt_names` and `check_files_exist` compare the receipts with the plan and the store.
 
-Guarantees: the driver checks each receipt before it uses it. It ignores the receipts of other attempts at a task, so a
-row counts once. Two attempts that differ raise `ReceiptsDisagree`.
+Guarantees: the driver checks each receipt before it uses the receipt. The driver uses one receipt for each task, so no
+row counts twice. If two attempts at a task report different results, the driver raises `ReceiptsDisagree`.
 """
 
 from __future__ import annotations
@@ -42,23 +42,24 @@ from ddflow.storage.manifest import PARTITIONS
 from ddflow.storage.protocol import Blob, Store
 from ddflow.time import NEVER
 
-AGAIN: Final = "it was not written by a task of ddflow; run the job again"
+AGAIN: Final = "no task of ddflow wrote it; run the job again"
 STAGES: Final = 1 << 10
-"""Greatest number of stages that a receipt can name."""
+"""The greatest number of stages that a receipt allows."""
 Stage = Annotated[int, Meta(ge=0, lt=STAGES)]
 Number = Annotated[int, Meta(ge=0, lt=PARTITIONS)]
 
 
 class EpochContribution(StrictRecord, frozen=True, kw_only=True):
-    """The contribution of one task, or of all tasks, to an epoch.
+    """What one task, or all tasks together, contribute to an epoch.
 
     - ``outputs``: the new files of outputs, without empty outputs.
-    - ``rows``, ``digests``: the counts and digests of received rows, by input. A digest is order-free, 32 hex digits.
-    - ``counts``: events by verdict.
-    - ``greatest``: the greatest event time ever, by input, in hold-back mode.
+    - ``rows``, ``digests``: the counts and digests of received rows, by input. A digest has 32 hex digits, and does not
+      depend on the order of rows.
+    - ``counts``: the number of events by verdict.
+    - ``greatest``: in hold-back mode, the greatest event time so far, by input.
     - ``horizons``: the greatest order so far, by input whose keys expire.
     - ``frontier``, ``last``, ``since``: the times of the state after the epoch.
-    - ``figures``: microseconds and bytes.
+    - ``figures``: measurements in microseconds and bytes, by name.
     - ``said``: the message summaries, by input.
     """
 
@@ -76,14 +77,15 @@ class EpochContribution(StrictRecord, frozen=True, kw_only=True):
 
 
 class Receipt(EpochContribution, frozen=True, kw_only=True):
-    """The receipt of the task of a ``stage`` and partition ``number``.
+    """The receipt of the task for the stage ``stage`` and the partition ``number``.
 
-    - ``started_from``: the digest of the manifest in its epoch start.
-    - ``nonce``: the nonce of the writer of its files, "" if it wrote none.
+    - ``started_from``: the digest of the manifest in the task's epoch start.
+    - ``nonce``: the nonce of the writer of the task's files, "" if the task wrote no files.
     - ``inventory``: the inventory of the partition after the step.
-    - ``outputs``: at most one file for each output.
-    - ``added``: the new files of this inventory. ``gone``: the names of files that only the inventory before it had.
-    - ``sent``: the order-free hash of the rows for later stages, "" for none.
+    - ``outputs``: the new files of outputs, at most one file for each output.
+    - ``added``: the files that this inventory has and the earlier inventory did not have.
+    - ``gone``: the names of files that the earlier inventory had and this inventory does not have.
+    - ``sent``: a hash of the rows for later stages that does not depend on their order, "" for no rows.
 
     >>> blob = Blob("00ff00ff00ff00ff-1.json", 40, bytes(16))
     >>> receipt = Receipt(stage=0, number=3, started_from="0" * 32, nonce="00ff00ff00ff00ff", inventory=blob, \
@@ -96,7 +98,7 @@ outputs={},
     >>> Receipt.from_json(receipt.to_json().replace(b"-1.json", b"/../.js"), "the receipt of a task")
     Traceback (most recent call last):
         ...
-    ddflow.errors.CorruptState: the receipt of a task: it is no record of this format: Expected `str` matching regex ...
+    ddflow.errors.CorruptState: the receipt of a task: it is not a record of this format: Expected `str` matching ...
     """
 
     stage: Stage
@@ -110,7 +112,7 @@ outputs={},
 
     @property
     def reproducible_content(self) -> dict[str, Any]:
-        """Parts that agree for all attempts with the same rows. They exclude the writer, the files and the speed."""
+        """The fields that are equal in all attempts with the same rows: all except the writer, files and speed."""
         return {
             "rows": {name: n for name, n in self.rows.items() if n},
             "digests": {name: digest for name, digest in self.digests.items() if self.rows.get(name)},
@@ -123,7 +125,7 @@ outputs={},
         }
 
     def claimed_files(self) -> Iterator[Blob]:
-        """Yield all files that the receipt claims: its inventory, new files of the inventory, and files of outputs."""
+        """Yield all files that the receipt names: the inventory, the files added to it, and the files of outputs."""
         yield self.inventory
         yield from self.added
         for output in self.outputs.values():
@@ -135,7 +137,7 @@ outputs={},
 
     @classmethod
     def from_json(cls, data: bytes, what: str) -> Receipt:
-        """Decode a receipt. ``what``: its task, for messages. O(bytes). Raises `CorruptState`."""
+        """Decode a receipt. ``what``: a description for messages. O(bytes). Raises `CorruptState`."""
         receipt = decode_record(_DECODER, data, what, AGAIN)
         try:
             refuse_duplicate_files([receipt.outputs])
@@ -145,30 +147,36 @@ outputs={},
         return receipt
 
     def _check_writer(self) -> None:
-        """Raise `ValueError` unless the receipt's own writer wrote all new files."""
+        """Raise `ValueError` unless all new files were written by the writer whose nonce is in the receipt."""
         own = f"{self.nonce}-"
         for blob in (*self.added, *(blob for output in self.outputs.values() for blob in output.blobs)):
             if not (self.nonce and blob.name.startswith(own)):
-                raise ValueError(f"it names the file {blob.name}, which {self.nonce or 'nobody'} did not write")
+                raise ValueError(
+                    f"it names the file {blob.name}, but its writer {self.nonce!r} did not write that file"
+                )
         if self.nonce and not self.inventory.name.startswith(own):
-            raise ValueError(f"its inventory {self.inventory.name} is not of its writer {self.nonce}")
+            raise ValueError(
+                f"it names the inventory {self.inventory.name}, but its writer {self.nonce!r} did not write that file"
+            )
 
 
 _DECODER: Final = Decoder(Receipt)
 
 
 class PartitionShare(StrictRecord, frozen=True):
-    """The rows that a task gives to the new partition ``to``. ``inventory``: the inventory of these rows alone."""
+    """The rows that a task moves to the new partition ``to``. ``inventory``: the inventory of only these rows."""
 
     to: Number
     inventory: Inventory
 
 
 class RewriteTaskResult(StrictRecord, frozen=True):
-    """The result of a rewrite's task.
+    """The result of one task of a rewrite.
 
-    ``shares``: by new partition. ``added``: the files that the shares name. ``versions``, ``pending``: the number of
-    row versions and pending events in them. ``figures``: microseconds and bytes.
+    - ``shares``: the shares of the new partitions.
+    - ``added``: the files that the shares name.
+    - ``versions``, ``pending``: the number of row versions and of pending events in these files.
+    - ``figures``: measurements in microseconds and bytes, by name.
     """
 
     stage: Stage
@@ -185,7 +193,7 @@ class RewriteTaskResult(StrictRecord, frozen=True):
 
     @classmethod
     def from_json(cls, data: bytes, what: str) -> RewriteTaskResult:
-        """Decode a result. ``what``: its task, for messages. O(bytes). Raises `CorruptState`."""
+        """Decode a result. ``what``: a description for messages. O(bytes). Raises `CorruptState`."""
         return decode_record(_SHARES, data, what, AGAIN)
 
 
@@ -195,8 +203,8 @@ _SHARES: Final = Decoder(RewriteTaskResult)
 class EpochResult(NamedTuple):
     """The result of a committed epoch.
 
-    - ``time``: the time of its updates.
-    - ``counts``: events by verdict.
+    - ``time``: the time of the epoch's updates.
+    - ``counts``: the number of events by verdict.
     - ``rows``: the number of received rows, by input.
     - ``outputs``: the new files of outputs by name, without empty outputs.
     - ``figures``: measurements of all tasks.
@@ -214,22 +222,23 @@ class EpochResult(NamedTuple):
 
 
 MOST: Final = 10
-"""Number of partitions that a message lists."""
+"""The maximal number of partitions that an error message lists."""
 ROWS: Final = "rows of "
-"""Prefix of an input's name in the figures of an epoch."""
+"""The beginning of the name of every figure that counts the rows of an input. The input's name follows."""
 OWED: Final = "held by new outputs"
-"""Name of a figure: the rows of an epoch that come from the backfill of new outputs."""
+"""The name of the figure that counts the rows from the backfill of new outputs."""
 _NOT_ADDED: Final = ("memory", "part_cache")
-"""Figures that are reported as the maximum over tasks, not as the sum."""
+"""The figures of an epoch that are the maximum over its tasks, not the sum."""
 
 
 def gather_receipts(
     receipts: Iterable[Receipt], started_from: str, stages: int, partitions: int
 ) -> tuple[tuple[Receipt, ...], EpochContribution]:
-    """Check the receipts, one a task, and add them up. Return them by stage, and their sum. O(receipts).
+    """Select one receipt for each task, and sum the selected receipts. O(receipts).
 
-    ``started_from``: the digest of the manifest that all tasks started from. Raises `MissingReceipts` with the
-    partitions, `ReceiptsDisagree`, and `SpecError` for a receipt of another epoch or plan.
+    Returns the selected receipts, ordered by stage and partition, and their sum. ``started_from``: the digest of the
+    manifest that all tasks started from. Raises `MissingReceipts`, which names the partitions, `ReceiptsDisagree`, and
+    `SpecError` for a receipt of another epoch or plan.
 
     >>> def receipt(number, rows):
     ...     file = Blob(f"{number:016x}-1.json", 9, bytes(16))
@@ -254,7 +263,7 @@ outputs={},
         raise ReceiptsDisagree(
             "commit an epoch",
             f"{_describe_task(first)} closed to {first.frontier}, {_describe_task(second)} to {second.frontier}",
-            "give all tasks of an epoch the same epoch start",
+            "pass the same epoch start to all tasks of an epoch",
         )
     files, rows = defaultdict[str, list[Blob]](list), defaultdict[str, int](int)
     for each in taken:
@@ -277,16 +286,16 @@ outputs={},
 
 
 def join_outputs(one: Mapping[str, Output], other: Mapping[str, Output]) -> dict[str, Output]:
-    """Join the files that outputs gained in two steps, sorted by the name of the output. O(files)."""
+    """Combine the new files that two steps wrote for outputs. The result is sorted by output name. O(files)."""
     none = Output((), 0)
     pairs = {name: (one.get(name, none), other.get(name, none)) for name in sorted({*one, *other})}
     return {name: Output((*a.blobs, *b.blobs), a.rows + b.rows) for name, (a, b) in pairs.items()}
 
 
 def digest_call(kind: str, time: int, rows: Mapping[str, int], digests: Mapping[str, str]) -> str:
-    """Hash a call from the row counts and digests of its inputs, as 32 hex digits. O(inputs).
+    """Compute a hash of a call, 32 hex digits, from the row counts and digests of its inputs. O(inputs).
 
-    An input without rows counts as missing.
+    The hash is the same whether an input has no rows or is missing.
     """
     out = xxhash.xxh3_128(f"{kind} {time}".encode())
     for name in sorted(rows):
@@ -296,7 +305,7 @@ def digest_call(kind: str, time: int, rows: Mapping[str, int], digests: Mapping[
 
 
 def sum_digests(digests: Iterable[Mapping[str, str]]) -> dict[str, str]:
-    """Add the digests of all rows by input, in any order. O(digests)."""
+    """Sum the digests of rows by input. The order of the digests does not matter. O(digests)."""
     by_input = defaultdict(list)
     for each in digests:
         for name, digest in each.items():
@@ -305,7 +314,7 @@ def sum_digests(digests: Iterable[Mapping[str, str]]) -> dict[str, str]:
 
 
 def max_by_name(each: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    """Return the greatest number of each name. O(numbers)."""
+    """Return for each name the greatest of its numbers. O(numbers)."""
     out: dict[str, int] = {}
     for numbers in each:
         for name, number in numbers.items():
@@ -325,11 +334,11 @@ def _select_receipts(
                 asked,
                 f"{_describe_task(each)} started from the manifest with digest {each.started_from}, not from "
                 f"{started_from}",
-                "it is of another epoch: give the receipts of the tasks of this epoch start",
+                "it is of another epoch: pass the receipts of the tasks of this epoch start",
             )
         if not (each.stage < stages and each.number < partitions):
             raise SpecError(
-                asked, f"there is a receipt of {_describe_task(each)}", "give tasks the flow that the epoch start is of"
+                asked, f"there is a receipt of {_describe_task(each)}", "run tasks with the flow of the epoch start"
             )
         first = taken.setdefault((each.stage, each.number), each)
         if first is not each and first.reproducible_content != each.reproducible_content:
@@ -340,7 +349,7 @@ def _select_receipts(
                 asked,
                 f"two attempts at {_describe_task(each)} differ in {', '.join(differs)}: "
                 + "; ".join(f"{first.reproducible_content[n]} and {each.reproducible_content[n]}" for n in differs[:2]),
-                "a function of the plan, or an input, gives other rows when it is read again",
+                "a function of the plan, or an input, returned other rows when it ran again: make it repeatable",
             )
     for stage in range(stages):
         missing = [number for number in range(partitions) if (stage, number) not in taken]
@@ -349,7 +358,7 @@ def _select_receipts(
             raise MissingReceipts(
                 asked,
                 f"there is no receipt of partitions {missing[:MOST]}{more} on stage {stage}",
-                "nothing was committed; run the job again, and let no rows of its shuffle be filtered",
+                "nothing was committed; run the job again, and do not filter the rows of its shuffle",
             )
     return tuple(taken[stage, number] for stage in range(stages) for number in range(partitions))
 
@@ -372,7 +381,7 @@ def _sum_figures(each: Iterable[Mapping[str, int]]) -> dict[str, int]:
 
 
 FEW: Final = 3
-"""Number of files that a message lists."""
+"""The maximal number of files that an error message lists."""
 PAST: Final = 16
 """Number of earlier inventories that the driver remembers for each partition."""
 
@@ -382,7 +391,7 @@ class LiveFiles:
     """The files of a state's newest version.
 
     ``parts``: the inventories of each stage by partition; empty before the first commit. ``files``: the names of the
-    files in each. ``whole``: whether one inventory covers all stages.
+    files in each inventory, by stage and partition. ``whole``: whether one inventory covers all stages.
 
     >>> from ddflow.storage.memory import MemoryStore
     >>> store = MemoryStore()
@@ -398,7 +407,7 @@ class LiveFiles:
 
     @classmethod
     def load(cls, store: Store, given: tuple[Blob, ...], stages: int, partitions: int) -> LiveFiles:
-        """Load the file names of a manifest's partitions. O(bytes of the inventories). Raises `CorruptState`."""
+        """Load the names of the files of all partitions. O(bytes of the inventories). Raises `CorruptState`."""
         parts = split_inventories_by_stage(store.where, given, stages, partitions)
         whole = len(given) == partitions == 1 < stages
         files = {
@@ -410,7 +419,7 @@ class LiveFiles:
 
     @property
     def inventories(self) -> tuple[Blob, ...]:
-        """Inventories in the order of a manifest."""
+        """All inventories, in the order in which a manifest lists them."""
         return self.parts[0] if self.whole else tuple(blob for stage in self.parts for blob in stage)
 
     def file_names(self) -> set[str]:
@@ -418,11 +427,11 @@ class LiveFiles:
         return {blob.name for blob in self.inventories}.union(*self.files.values())
 
     def apply_receipts(self, store: Store, taken: Sequence[Receipt]) -> LiveFiles:
-        """Return the inventories and files after an epoch. O(files of the changed partitions).
+        """Return the `LiveFiles` of the state after an epoch. O(files of the changed partitions).
 
         ``taken``: one receipt for each partition, by stage. Raises `CorruptState` if a receipt removes a file that its
-        partition did not have. Raises `ReceiptsDisagree` if one inventory covered all stages and only some wrote their
-        own.
+        partition did not have. Raises `ReceiptsDisagree` if one inventory covered all stages before the epoch, and then
+        only some stages wrote a separate inventory.
         """
         stages, partitions = taken[-1].stage + 1, taken[-1].number + 1
         blobs = tuple(each.inventory for each in taken)
@@ -436,8 +445,8 @@ class LiveFiles:
             raise ReceiptsDisagree(
                 "commit an epoch",
                 f"the stages {kept} keep {self.inventories[0].name}, the "
-                "inventory of all stages, and others wrote their own",
-                "open the parts of all stages once, even where no rows came",
+                "inventory of all stages, but other stages wrote their own inventory",
+                "open the partitions of all stages once, even without rows",
             )
         return LiveFiles(
             parts, {(each.stage, each.number): list_inventory_files(store, each.inventory) for each in taken}
@@ -451,8 +460,8 @@ class LiveFiles:
         if unknown:
             raise CorruptState(
                 f"the receipt of partition {receipt.number} on stage {receipt.stage}",
-                f"it leaves {', '.join(unknown[:FEW])}, which its inventory had not",
-                "it was not written by a task of ddflow; run the job again",
+                f"it removes {', '.join(unknown[:FEW])}, but its inventory did not have them",
+                "no task of ddflow wrote it; run the job again",
             )
         return before.difference(receipt.gone).union(blob.name for blob in receipt.added)
 
@@ -462,17 +471,17 @@ def split_inventories_by_stage(
 ) -> tuple[tuple[Blob, ...], ...]:
     """Split the inventories of a manifest by stage and partition. O(inventories).
 
-    A local engine's one inventory serves all stages. Returns () before the first commit. Raises `CorruptState` for a
-    wrong number of inventories.
+    The single inventory of a local engine covers all stages. The function returns () before the first commit. Raises
+    `CorruptState` for a wrong number of inventories.
     """
     if len(given) == partitions == 1:
         return (given,) * stages
     if len(given) not in (0, stages * partitions):
         raise CorruptState(
             f"open {where}",
-            f"it has {len(given)} inventories, where the plan has {stages} stages of {partitions} partitions",
-            "open it with the ddflow that it was written "
-            "by, or bring it to one partition: ddflow rescale --partitions 1",
+            f"it has {len(given)} inventories, but the plan has {stages} stages of {partitions} partitions",
+            "open it with the version of ddflow that "
+            "wrote it, or rescale it to one partition: ddflow rescale --partitions 1",
         )
     return tuple(given[at : at + partitions] for at in range(0, len(given), partitions))
 
@@ -482,9 +491,10 @@ def extend_inventory_history(
     now: tuple[tuple[Blob, ...], ...],
     past: tuple[tuple[tuple[str, ...], ...], ...],
 ) -> tuple[tuple[tuple[str, ...], ...], ...]:
-    """Return the names of the earlier inventories of each partition of ``now``, newest first, `PAST` at most.
+    """Return the names of earlier inventories for each partition, newest first, at most `PAST` names.
 
-    ``past``: the same for ``before``. O(partitions).
+    ``now``, ``before``: the inventories of the newest version and of the version before, by stage and partition.
+    ``past``: the result for ``before``. O(partitions).
 
     >>> one, two = Blob("a.json", 1, b""), Blob("b.json", 1, b"")
     >>> past = extend_inventory_history(((one, one),), ((two, one),), ())
@@ -501,12 +511,12 @@ def extend_inventory_history(
 
 
 def list_inventory_files(store: Store, inventory: Blob) -> frozenset[str]:
-    """Return the names of all files in an inventory. O(bytes). Raises `CorruptState`."""
+    """Return the names of all files that an inventory lists. O(bytes). Raises `CorruptState`."""
     return frozenset(read_inventory_text(store, inventory).file_names)
 
 
 def check_receipt_names(cut: Stages, taken: Sequence[Receipt], folder: bool) -> None:
-    """Raise `CorruptState` for a receipt with names that the plan does not have. O(receipts).
+    """Raise `CorruptState` for a receipt with an input, output or file name that the plan does not allow. O(receipts).
 
     ``folder``: whether outputs are written to an output folder.
     """
@@ -522,8 +532,8 @@ def check_receipt_names(cut: Stages, taken: Sequence[Receipt], folder: bool) -> 
         if wrong:
             raise CorruptState(
                 f"the receipt of partition {each.number} on stage {each.stage}",
-                f"it tells of {', '.join(wrong[:FEW])}, where the plan has no such thing",
-                "run all tasks with the flow and the epoch start that the coordinator has",
+                f"it names {', '.join(wrong[:FEW])}, which the plan does not have",
+                "run all tasks with the flow and the epoch start of the driver",
             )
 
 
@@ -532,7 +542,7 @@ def check_files_exist(
 ) -> None:
     """Raise `StateRefused` unless all new files exist with the lengths in their receipts. O(new files).
 
-    Readers compare the contents later. Raises as the store does.
+    Readers verify the contents of the files later. The function also raises the errors of the store.
     """
     new = {blob for each in taken for blob in each.claimed_files() if is_state_file(blob)} - known
     there: dict[str, int | None] = {**store.find_blob_sizes([blob.name for blob in new])}
@@ -544,9 +554,9 @@ def check_files_exist(
     if wrong:
         first = wrong[0]
         size = there.get(first.name)
-        found = "is not there" if size is None else f"has {size:,} bytes, not the {first.length:,} that were written"
+        found = "is missing" if size is None else f"has {size:,} bytes, not the {first.length:,} that were written"
         raise StateRefused(
             f"commit epoch {epoch} of {store.where}",
-            f"{len(wrong)} of {len(new)} files that tasks wrote are not in it: {first.name} {found}",
+            f"{len(wrong)} of {len(new)} files that tasks wrote are missing or incomplete: {first.name} {found}",
             "mount the same folder on the driver and all executors, or keep the state in s3://bucket/prefix",
         )

@@ -1,7 +1,7 @@
-"""Rescale a state: split or join its P partitions into Q, without any change of its answers.
+"""Rescale a state: change its number of partitions from P to Q. All reads return the same rows as before.
 
-Guarantees: the old version stays valid until the new one is published as a whole. If the state has Q partitions
-already, nothing is written. `ddflow.partitions.rewrite` does the work.
+Guarantees: the old version stays valid until the complete new version is published. If the state already has Q
+partitions, a rescaling writes nothing. `ddflow.partitions.rewrite` rewrites the state.
 """
 
 from ddflow.errors import SpecError
@@ -15,10 +15,13 @@ from ddflow.storage.protocol import Store
 
 
 def plan_rescale(partitions: int, flow: Plan | None = None) -> FindNewState:
-    """Return a function that finds the target of a rescaling. Raises `SpecError` for an invalid number."""
+    """Return a function that plans the rescaling of a state, and returns its `RewriteTarget`.
+
+    Raises `SpecError` for an invalid number.
+    """
     if not isinstance(partitions, int) or isinstance(partitions, bool) or not 0 < partitions <= PARTITIONS:
         raise SpecError(
-            f"rescale to {partitions!r} partitions", "that is no number of them", f"give one from 1 to {PARTITIONS:,}"
+            f"rescale to {partitions!r} partitions", "that is not possible", f"use a number from 1 to {PARTITIONS:,}"
         )
 
     def find_new_state(store: Store, manifest: Manifest) -> RewriteTarget:
@@ -37,13 +40,13 @@ def rescale(
     memory: str | int | None = None,
     look: Look = lambda rows: None,
 ) -> RewriteResult:
-    """Split or join a state's partitions in this process. O(bytes of the state).
+    """Change the number of partitions of a state, in this process. O(bytes of the state).
 
-    ``flow``: the state's plan, if it has Python functions. ``memory``: the most memory of a task. ``look``: for
-    progress, called with the number of rows written since its last call.
+    ``flow``: the state's plan, if it has Python functions. ``memory``: the most memory that a task may use. ``look``: a
+    progress callback, called with the number of rows written since its last call.
 
-    Raises `SpecError` for an invalid number; `StateRefused`, `PlanChanged`, `CorruptState`, `StorageFull`,
-    `StorageFailed` and the errors of `Rewrite.finish`. After an error, the state is unchanged.
+    Raises `SpecError` for an invalid number of partitions; `StateRefused`, `PlanChanged`, `CorruptState`,
+    `StorageFull`, `StorageFailed` and the errors of `Rewrite.finish`. After an error, the state is unchanged.
 
     >>> import pyarrow as pa, ddflow as dd
     >>> from ddflow.storage.memory import MemoryStore

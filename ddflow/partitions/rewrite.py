@@ -1,12 +1,13 @@
-"""Rewrite a state into another version of the same epoch: read its partitions, map the rows, write and publish.
+"""Rewrite a state into another version of the same epoch.
 
-`rescale` and `evolve` define the target (`RewriteTarget`). A task reads one old partition (`rewrite_task`), and
-`Rewrite.finish` publishes the result. `BackfillPlan` uses the same steps for the new parts of a plan, which the next
-epoch publishes.
+Tasks read the old partitions, convert the rows and write files. `rescale` and `evolve` define the target
+(`RewriteTarget`). A task reads one old partition (`rewrite_task`), and `Rewrite.finish` publishes the result.
+`BackfillPlan` uses the same steps to prepare the new parts of a plan, which the next epoch publishes.
 
-Guarantees: the old version stays valid until the new one is published as a whole. Every row of an old partition goes to
-exactly one new partition, and pending events go with their keys.
-Limits: rows are rewritten only if their partition or columns change. Other changes only write inventories.
+Guarantees: the old version stays valid until the complete new version is published. Every row of an old partition goes
+to exactly one new partition. A pending event goes to the partition of its key.
+Limits: a rewrite writes rows only if partitions or columns change. For other changes, a rewrite writes only
+inventories.
 """
 
 from __future__ import annotations
@@ -47,15 +48,17 @@ from ddflow.trace.records import ArrangementRecord, MergeRecord, RunRecord
 
 
 class RewriteTarget(NamedTuple):
-    """The target of a rewrite.
+    """The target of a rewrite: the properties of the new version.
 
     - ``cut``: the stages of the new plan.
     - ``partitions``: the new number of partitions.
-    - ``note``: the note of the new version.
+    - ``note``: the note in the manifest of the new version.
     - ``cast``: the old plan, if columns change.
-    - ``new``: the empty records of operators and inputs that the state lacks, if the plan has other ones.
-    - ``moves``: whether such a plan puts rows into other partitions.
-    - ``revise``: changes the rest of the manifest, and adds the files that it writes to a list.
+    - ``new``: empty records for the operators and inputs that the state may lack; None if the plan has the same
+      operators and inputs.
+    - ``moves``: whether the new plan puts rows into other partitions.
+    - ``revise``: a function that changes the remaining fields of the manifest, and adds the files that it writes to a
+      list.
     """
 
     cut: Stages
@@ -67,21 +70,22 @@ class RewriteTarget(NamedTuple):
     revise: Callable[[Manifest, list[Blob]], Manifest] = lambda manifest, written: manifest
 
     def is_different_from(self, manifest: Manifest) -> bool:
-        """Return whether the target differs from the state of a manifest."""
+        """Return whether the target differs from the version that a manifest describes."""
         return self.partitions != manifest.partitions or self.cast is not None or self.new is not None
 
 
 FindNewState = Callable[[Store, Manifest], RewriteTarget]
-"""Function that finds the target for a version of a state. It may raise `SpecError`, `PlanChanged`."""
+"""A function that returns the target for a version of a state. The function may raise `SpecError` and `PlanChanged`."""
 
 
 class RewriteResult(NamedTuple):
     """The result of a rewrite.
 
-    - ``epoch``, ``manifest``: the numbers of the newest version.
-    - ``before``, ``partitions``: the old and new number of partitions on each of ``stages`` stages.
-    - ``versions``, ``pending``: the number of moved row versions and events.
-    - ``files``, ``bytes``: the written files; 0 if the state needed no change.
+    - ``epoch``, ``manifest``: the epoch number and the manifest number of the newest version.
+    - ``before``, ``partitions``: the old and the new number of partitions on each stage.
+    - ``stages``: the number of stages.
+    - ``versions``, ``pending``: the number of rewritten row versions and pending events.
+    - ``files``, ``bytes``: the number of written files and their size; 0 if the state needed no change.
     """
 
     epoch: int
@@ -96,14 +100,14 @@ class RewriteResult(NamedTuple):
 
 
 class Rewrite:
-    """A rewrite in progress.
+    """An object that performs one rewrite of a state.
 
-    `open` it, run `rewrite_task.run_task` for each of ``tasks`` on any host, collect the results in ``made``, and
-    `finish`. Repeated tasks do no harm.
+    Call `open`, run `rewrite_task.run_task` for each item of ``tasks`` on any host, collect the results in ``made``,
+    and call `finish`. A task may run more than once.
 
-    - ``start``: the start of all tasks.
-    - ``tasks``: (stage, number) of each old partition; empty if no row moves.
-    - ``written``: the files of this process.
+    - ``start``: the values that all tasks start from.
+    - ``tasks``: stage and number of each old partition; empty if no rows must be rewritten.
+    - ``written``: the files that this process has written.
     - ``publishing``: whether a new version may exist.
 
     >>> from ddflow.partitions.rescale import plan_rescale
@@ -130,7 +134,7 @@ class Rewrite:
             by_stage = split_inventories_by_stage(store.where, given, cut.stages, many) if target.new is None else ()
             for stage, number in product(range(cut.stages), range(many)):
                 inventories[stage, number] = (by_stage[stage][number],) if by_stage else given[number::many]
-            # A local engine's inventory also holds values that all partitions need.
+            # The inventory of a local engine also holds values that all new partitions need.
             for name, each in StoredInventory.read(store, given[0]).of.inputs.items() if many == 1 else ():
                 greatest[name] = max(greatest.get(name, NEVER), each.greatest)
                 if each.horizon is not None:
@@ -161,21 +165,22 @@ class Rewrite:
         trust: Trust = "owner",
         memory: str | int | None = None,
     ) -> Iterator[Rewrite]:
-        """Open a state to rewrite it; writes nothing yet. O(manifests), and the inventory of a state of one partition.
+        """Open a state for a rewrite. `open` itself writes nothing. O(manifests).
 
-        Deletes all written files if the block fails before a new version can exist. ``verb``: the purpose, for
-        messages. ``memory``: the most memory of a task. Raises `SpecError` for too little memory, `StateRefused` for no
-        state, and the errors of ``find_new_state`` and the store.
+        If the state has one partition, `open` also reads its inventory. If the ``with`` block fails before a new
+        version can exist, all written files are deleted. ``verb``: the purpose, for messages. ``memory``: the most
+        memory that a task may use. Raises `SpecError` for too little memory, `StateRefused` if there is no state, and
+        the errors of ``find_new_state`` and the store.
         """
         size = parse_size(memory)
         if size is not None and size < LEAST:
             raise SpecError(
-                f"memory={format_size(size)}", "that is too small to work in", f"give {format_size(LEAST)} or more"
+                f"memory={format_size(size)}", "that is too small to work in", f"use {format_size(LEAST)} or more"
             )
         with open_existing_store(state, trust=trust, readonly=False) as store:
             manifest = load_newest_manifest(store)
             if manifest is None:
-                raise StateRefused(f"{verb} {store.where}", "there is no state", "make one with flow.open")
+                raise StateRefused(f"{verb} {store.where}", "there is no state", "create one with flow.open")
             rewrite = cls(store, manifest, find_new_state(store, manifest), trust, size)
             try:
                 yield rewrite
@@ -185,7 +190,7 @@ class Rewrite:
                 raise
 
     def run_tasks(self, look: Look = lambda rows: None) -> None:
-        """Run all tasks in this process.  O(bytes of the state) if rows move.  ``look``: as in `run_task`."""
+        """Run all tasks in this process.  O(bytes of the state), if there are tasks.  ``look``: as in `run_task`."""
         for stage, number in self.tasks:
             self.made.append(run_task(self.start, stage, number, self.store, look))
 
@@ -217,7 +222,7 @@ class Rewrite:
             horizons=self.start.horizons,
             greatest=self.start.greatest,
         )
-        log = ManifestLog(self.store, manifest, set())  # it sweeps nothing, so it needs no names
+        log = ManifestLog(self.store, manifest, set())  # this log deletes nothing, so it needs no file names
         log.check_still_newest()
         new = target.revise(new, self.written)
         self.publishing = True
@@ -226,14 +231,14 @@ class Rewrite:
         return done._replace(manifest=number, files=len(files), bytes=sum(blob.length for blob in files))
 
     def _collect_results(self) -> list[RewriteTaskResult]:
-        """Take one result of each task.  Raises `MissingReceipts`."""
+        """Return one result for each task.  Raises `MissingReceipts` if a task has no result."""
         by = {(each.stage, each.number): each for each in self.made}
         if missing := [each for each in self.tasks if each not in by]:
             raise MissingReceipts(
                 f"rescale {self.store.where}",
-                f"{len(missing)} of {len(self.tasks)} tasks told "
-                f"nothing, first those of (stage, partition) {missing[:3]}",
-                "run them again, and give what all of them told",
+                f"{len(missing)} of {len(self.tasks)} tasks returned "
+                f"no result, first those of (stage, partition) {missing[:3]}",
+                "run them again, and pass the results of all tasks",
             )
         return [by[each] for each in self.tasks]
 
@@ -242,18 +247,18 @@ class Rewrite:
         files = {blob: each for each in taken for blob in each.added}
         there = self.store.find_blob_sizes([blob.name for blob in files])
         for blob, each in files.items():
-            if there.get(blob.name) != blob.length:
+            if (size := there.get(blob.name)) != blob.length:
+                found = "it is missing" if size is None else f"it has {size:,} bytes"
                 raise CorruptState(
                     f"the file {blob.name} of {self.store.where}",
-                    f"it has {there.get(blob.name)} bytes, the task of stage {each.stage} and partition "
-                    f"{each.number} wrote {blob.length:,}",
-                    "give tasks the place that this process has, and rescale again",
+                    f"{found}, but the task of stage {each.stage} and partition {each.number} wrote {blob.length:,}",
+                    "run tasks with the same folder or bucket as this process, and rescale again",
                 )
 
     def write_inventories(self) -> tuple[Blob, ...]:
         """Write the inventories of the new partitions, stage by stage. O(files).
 
-        If rows move into one partition, it writes one inventory for all stages, as a local engine does.
+        If rows move into one partition, the method writes one inventory for all stages, like a local engine.
         """
         if not self.tasks:
             return self._write_unmoved_inventories()
@@ -264,7 +269,7 @@ class Rewrite:
         return tuple(self._write_inventory(join_inventories(shares[part])) for part in sorted(shares))
 
     def _write_unmoved_inventories(self) -> tuple[Blob, ...]:
-        """Write inventories of existing files. Reuses the inventories that stay the same."""
+        """Write inventories that list existing files. Reuse the inventories that do not change."""
         cut, given, many, parts = self.target.cut, self.manifest.inventories, self.manifest.partitions, list[Blob]()
         old = [StoredInventory.read(self.store, each).of for each in given]
         for stage, number in product(range(cut.stages if old else 0), range(many)):
@@ -279,14 +284,17 @@ class Rewrite:
         return self.written[-1]
 
     def delete_written_files(self) -> None:
-        """Delete all written files, which no version names. Never fails: remaining files are garbage. O(files)."""
+        """Delete all files that this rewrite has written. No version of the state uses these files. O(files).
+
+        The method ignores errors, because remaining files are only garbage.
+        """
         for blob in (*self.written, *(blob for each in self.made for blob in each.added)):
             with suppress(DdflowError):
                 self.store.delete(blob.name)
 
 
 def join_inventories(shares: Sequence[Inventory]) -> Inventory:
-    """Join shares into one inventory.  O(files)."""
+    """Join the shares of a new partition into one inventory.  O(files)."""
     totals: dict[str, int] = {}
     inputs, operators = defaultdict[str, list[InputRecord]](list), defaultdict[str, list[OperatorRecord]](list)
     for each in shares:
@@ -317,7 +325,10 @@ def _join_input_records(given: Sequence[InputRecord]) -> InputRecord:
 
 
 def _join_arrangement_records(given: Sequence[ArrangementRecord]) -> ArrangementRecord:
-    """Join the runs of one arrangement. Each share has at most one run, and all runs have the same shape."""
+    """Combine the records of one arrangement from all shares.
+
+    Each share has at most one run, and all runs have the same columns.
+    """
     runs = [run for each in given for run in each.runs]
     assert len(runs) <= len(given), "a task leaves no merge half done"
     return ArrangementRecord(
@@ -333,9 +344,10 @@ def _join_arrangement_records(given: Sequence[ArrangementRecord]) -> Arrangement
 
 
 def build_merge_record(runs: Sequence[RunRecord]) -> MergeRecord:
-    """Build a merge that has not begun, of runs without a common key. O(runs).
+    """Build the record of a merge that has not begun yet, for input runs that have no keys in common. O(runs).
 
-    The inputs of a merge follow each other in time, so the first run covers all times and the others none.
+    The inputs of a merge must cover consecutive spans of time. Therefore the first input run gets the whole span of
+    time, and each further run gets an empty span.
 
     >>> run = RunRecord(lower=0, upper=7, since=3, begin=0, batches=[])
     >>> merge = build_merge_record([run, RunRecord(lower=2, upper=5, since=4, begin=0, batches=[])])
@@ -350,24 +362,25 @@ def build_merge_record(runs: Sequence[RunRecord]) -> MergeRecord:
 
 
 def require_same_plan(manifest: Manifest, flow: Plan | None, where: str, verb: str) -> Plan:
-    """Return the plan that a state was made by: ``flow`` if it is not None. O(plan).
+    """Return the plan of a state. If ``flow`` is given, check that ``flow`` equals this plan. O(plan).
 
-    ``verb``: the purpose, for messages. Raises `PlanChanged` for another plan, and the errors of `resolve_plan`.
+    ``flow``: the plan that the user passed, or None. ``verb``: the purpose, for messages. Raises `PlanChanged` for
+    another plan, and the errors of `resolve_plan`.
     """
     plan = resolve_plan(manifest.plan, flow, where)
     if flow is not None and fingerprint_plan(describe_plan(plan)) != manifest.fingerprint:
         raise PlanChanged(
             f"{verb} {where} with this plan",
-            "it has more than the one that the state was made by",
-            "take a step with it first, or give the plan before",
+            "it has parts that the plan of the state lacks",
+            "run a step with it first, or pass the plan of the state",
         )
     return plan
 
 
 def drop_from_plan(plan: Plan, inputs: Sequence[str], outputs: Sequence[str]) -> tuple[Plan, bool]:
-    """Return a plan without some inputs and outputs. O(nodes).
+    """Return the plan without some inputs and outputs, and whether the removal moves rows to other partitions.
 
-    The second value tells whether rows of any operator belong to other partitions then.
+    O(nodes).
     """
     schemas = {name: input.bound.schema for name, input in plan.inputs.items() if name not in inputs}
     smaller, nodes = evolve_plan(plan, schemas, only=plan.outputs.keys() - {*outputs})
@@ -376,11 +389,11 @@ def drop_from_plan(plan: Plan, inputs: Sequence[str], outputs: Sequence[str]) ->
 
 
 class BackfillPlan:
-    """The new parts of a plan, to be filled from the rows of the state.
+    """The new parts of a plan, which tasks fill from the rows of the state.
 
-    ``cut``: the stages of the new plan. ``change``: its parts that the state lacks. ``log``: the manifests of the
-    state. ``new``: the parts that tasks must fill. Raises `PlanChanged` if that needs rows that are not kept, and
-    `CorruptState`.
+    ``cut``: the stages of the new plan. ``change``: the parts that the state lacks. ``log``: the manifests of the
+    state. ``new``: the parts that tasks must fill. Raises `CorruptState`. Also raises `PlanChanged` if a new part
+    needs rows that the state does not keep.
 
     >>> import ddflow as dd
     >>> from ddflow.partitions.stages import cut_stages
@@ -410,7 +423,10 @@ class BackfillPlan:
         self.target = RewriteTarget(cut, many, new=empty, moves=moves and many > 1)
 
     def _check_rows_retained(self, graph: Graph, fed: set[str]) -> None:
-        """Raise `PlanChanged` if a new part of the plan needs rows that are not kept. ``fed``: inputs with events."""
+        """Raise `PlanChanged` if a new part of the plan needs rows that the state does not keep.
+
+        ``fed``: the names of inputs that have had events.
+        """
         for name in self.new.outputs:
             if lost := fed.intersection(graph.list_stateless_inputs(graph.plan.outputs[name])):
                 raise graph.make_missing_state_error(f"output {name!r}", sorted(lost))
@@ -419,9 +435,10 @@ class BackfillPlan:
                 raise graph.make_missing_state_error(f"{node.verb}({', '.join(node.schema.names)})", sorted(lost))
 
     def write_inventories(self, trust: Trust, memory: int | None) -> tuple[Blob, ...]:
-        """Write the inventories that tasks start from, stage by stage. O(files), and O(bytes) if rows must move.
+        """Write the inventories that tasks start from, stage by stage.
 
-        ``memory``: the most memory to use. Raises `StorageFull`, `StorageFailed`.
+        O(files), and O(bytes) if rows must move to other partitions. ``memory``: the most memory to use. Raises
+        `StorageFull`, `StorageFailed`.
         """
         rewrite = Rewrite(self.store, self.manifest, self.target, trust, memory)
         rewrite.run_tasks()

@@ -1,12 +1,12 @@
-"""Run the task of a rewrite: split one old partition of a stage into its shares of the new partitions.
+"""Run one task of a rewrite: split one old partition of a stage into shares, one for each new partition.
 
-The task reads the versions of each arrangement by range of identities, groups them by new partition and writes files
-for each. `Rewrite` joins the shares of all tasks.
+The task reads the row versions of each arrangement, one range of identities after another. The task groups the versions
+by new partition, and writes files for each new partition. `Rewrite` joins the shares of all tasks.
 
-Guarantees: at every time from ``since`` on, the new partitions together give the same rows as the old ones. Each new
-partition holds its own keys and no others (`ddflow.columns.hashing.assign_partitions`). Each file is read once, range
-by range, so memory does not grow with the partition. No manifest names the files of a task, so a second run only leaves
-garbage.
+Guarantees: at every time from ``since`` on, the new partitions together have the same rows as the old partitions. A new
+partition holds exactly the keys that `ddflow.columns.hashing.assign_partitions` assigns to it. A task reads each file
+once, range by range, so the memory does not depend on the size of the partition. No manifest lists the files of a task
+yet, so a task that runs twice only leaves unused files.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from ddflow.partitions.stages import Stages, compute_placements, find_partition_
 from ddflow.plan.collection import Collection, Columns
 from ddflow.plan.inputs.input import Binding, Input
 from ddflow.plan.text.codec import compute_node_ids
-from ddflow.storage.fields import MEND
+from ddflow.storage.fields import RESTORE_REMEDY
 from ddflow.storage.files.batch_store import BatchStore
 from ddflow.storage.protocol import Blob, Store
 from ddflow.time import NEVER, BatchDescription
@@ -56,21 +56,22 @@ from ddflow.trace.spill import Made, decode_batch, encode_batch
 
 T = TypeVar("T")
 Opened = tuple[Arrangement, Made, pa.Schema]
-"""A new arrangement, the function that hashes its rows, and the columns that identify them."""
+"""An empty arrangement, the function that hashes its rows, and the schema of the columns that identify its rows."""
 NOTHING: Final = Inventory({}, {}, {})
 FILE: Final = 1 << 19
-"""Number of versions that fill a file."""
+"""The number of row versions in a full file."""
 WAITING: Final = 512 << 20
-"""Bytes that may wait to be written if no memory limit is set."""
+"""Without a memory limit, rows are written as soon as this many bytes of rows are in memory."""
 
 
 def run_task(
     start: RewriteStart, stage: int, number: int, store: Store | None = None, look: Look = lambda rows: None
 ) -> RewriteTaskResult:
-    """Split one old partition of a stage. O(its bytes).
+    """Split one old partition of a stage. O(bytes of the partition).
 
-    Needs memory for one range and for the rows that wait for files, or ``start.memory``. ``store``: the open store of
-    the state, if this process has one. ``look``: called with the number of rows written since its last call.
+    The task needs memory for one range of identities and for the rows that are not written yet, at most
+    ``start.memory``. ``store``: the open store of the state, if this process has opened it. ``look``: a progress
+    callback, called with the number of rows written since its last call.
 
     Raises `StateRefused` if this host cannot see the state, `CorruptState`, `StorageFull`, `StorageFailed`. After an
     error, the written files are deleted.
@@ -102,10 +103,10 @@ def run_task(
 
 
 def build_inventory(stages: Stages, stage: int, old: Sequence[Inventory], new: Inventory = NOTHING) -> Inventory:
-    """Build the inventory of one partition on a stage, from its inventories on all stages. O(files).
+    """Build the inventory of one partition for one stage, from the inventories of the partition for all stages.
 
-    ``new``: the records of inputs and operators that these lack. Events of inputs that the plan does not have count as
-    `GONE`.
+    O(files). ``old``: the inventories for all stages. ``new``: the records of inputs and operators that the old
+    inventories lack. If the plan lacks an input, the events of the input are counted under the verdict `GONE`.
 
     >>> import ddflow as dd
     >>> from ddflow.partitions.stages import cut_stages
@@ -133,22 +134,27 @@ def build_inventory(stages: Stages, stage: int, old: Sequence[Inventory], new: I
 
 
 def find_overlapping_partitions(number: int, partitions: int, before: int) -> range:
-    """Return the old partitions, of ``before``, that share identities with a new one, of ``partitions``. Pure.
+    """Return the old partitions that share identities with the new partition ``number``. Pure.
+
+    ``partitions``: the new number of partitions. ``before``: the old number of partitions.
+
 
     >>> list(find_overlapping_partitions(0, 2, 3)), list(find_overlapping_partitions(2, 3, 2))
     ([0, 1], [1])
     """
-    first, after = (-((-at << 32) // partitions) for at in (number, number + 1))  # bounds of the mixed identity words
+    first, after = (
+        -((-at << 32) // partitions) for at in (number, number + 1)
+    )  # bounds of the new partition in mixed identity words
     return range(first * before >> 32, ((after - 1) * before >> 32) + 1)
 
 
 class _RewriteTask:
     """The rewrite of one old partition.
 
-    - ``targets``: the new partitions that share keys with the old one.
-    - ``added``: the written files.
-    - ``versions``, ``pending``: the number of row versions and pending events in these files.
-    - ``held``: references that keep the files from deletion.
+    - ``targets``: the new partitions that share keys with the old partition.
+    - ``added``: the files that the task has written.
+    - ``versions``, ``pending``: the number of row versions and of pending events in the written files.
+    - ``held``: objects whose references prevent the deletion of the written files.
     """
 
     def __init__(self, start: RewriteStart, stage: int, number: int, store: Store, look: Look) -> None:
@@ -162,10 +168,10 @@ class _RewriteTask:
         self.old = stored[0]._replace(of=build_inventory(start.cut, stage, [each.of for each in stored], start.new))
         self.ids = compute_node_ids(start.cut.flow)
         self.before = {} if start.cast is None else {name: node for node, name in compute_node_ids(start.cast).items()}
-        """Collections of the old plan by id; empty if their columns stay the same."""
+        """The collections of the old plan by their ids; empty if no columns change."""
 
     def run(self) -> RewriteTaskResult:
-        """Write all shares.  O(bytes of the partition)."""
+        """Write the shares of all new partitions.  O(bytes of the partition)."""
         start, flow = self.start, self.start.cut.flow
         inputs, operators = (
             defaultdict[int, dict[str, InputRecord]](dict),
@@ -183,7 +189,7 @@ class _RewriteTask:
                 told = find_partition_columns(node, places[node]) if node in places else None
                 for to, groups in self._split_operator(node, self.ids[node], told).items():
                     operators[to][self.ids[node]] = groups
-        # Unreferenced files are deleted. Registration as files of a manifest prevents it.
+        # The batch store deletes unused files, except files that are registered because a manifest may name them.
         self.batch_store.register_manifest_files(blob.name for blob in self.added)
         first, totals = self.targets[0], self.old.of.totals if self.stage == 0 else {}
         shares = (
@@ -195,7 +201,10 @@ class _RewriteTask:
         )
 
     def _split_input(self, name: str, input: Input) -> Iterator[tuple[int, InputRecord]]:
-        """Yield the record of an input for each new partition: its rows, pending events and counters."""
+        """Split an input by new partition.
+
+        Yield each partition with its record of the input: rows, pending events and counters.
+        """
         horizon = self.start.horizons.get(name)
 
         def open_rows(bound: Binding) -> Opened:
@@ -229,18 +238,22 @@ class _RewriteTask:
             )
 
     def _require_record(self, kind: str, name: str, found: T | None) -> tuple[T, str]:
-        """Return a record of the inventory and its place, for messages. Raises `CorruptState` if it is missing."""
+        """Return a record of the inventory, and a text that tells the reader of a message where the record is.
+
+        Raises `CorruptState` for a missing record.
+        """
         if found is None:
-            raise CorruptState(self.old.what, f"it has no {name!r}, which the plan has", MEND)
+            raise CorruptState(self.old.what, f"it has no {name!r}, which the plan has", RESTORE_REMEDY)
         return found, self.old.describe_place(kind, name)
 
     def _split_pending_events(
         self, input: Input, what: str, given: InputRecord, was: Binding | None
     ) -> tuple[int, dict[int, Batcher]]:
-        """Count the resolved events, and split the pending ones by new partition.
+        """Count the resolved events of an input, and split its pending events by new partition.
 
-        ``was``: the old input. Events get new arrival numbers below 0, so all later events come after them. The numbers
-        are unique, although no task knows how many events the others have.
+        ``was``: the input in the old plan, if columns change. Pending events get new arrival numbers below 0, so all
+        later events come after them. No two tasks assign the same arrival number, although a task does not know how
+        many events other tasks have.
         """
         schema, memory = (was or input.bound).event_schema, self.start.memory
         old = pending.restore_batcher(given.runs, what, schema, self.batch_store, True, self.home)
@@ -257,7 +270,7 @@ class _RewriteTask:
         }
         for part, places in picked:
             for to, rows in places.items():
-                # Only the order of numbers matters here; numbers of other partitions' events do not.
+                # Numbers are compared only within a new partition.
                 at = np.searchsorted(order[to], part.arrival[rows]) - order[to].size
                 out[to].add(_take_and_renumber_events(part, rows, at * self.start.before + self.number))
             if memory is not None and sum(batcher.nbytes for batcher in out.values()) > memory // 8:
@@ -271,15 +284,16 @@ class _RewriteTask:
         return group_positions(assign_partitions(high, self.start.partitions))
 
     def _split_operator(self, node: Collection, name: str, told: Columns | None) -> dict[int, OperatorRecord]:
-        """Split an operator's groups by new partition, either of the group or of the keys that it is stored with.
+        """Split the state of an operator by new partition.
 
-        ``told``: the columns that decide the partition, if identities do not.
+        ``told``: the columns that decide the partition of a row; None if the row's identity decides it.
         """
         was = self.before.get(name)
         given, what = self._require_record("operators", name, self.old.of.operators.get(name))
         empty: RunningOperator = node.open(self._make_operator_context(node))
         if len(given.arrangements) != len(empty.arrangements):
-            raise CorruptState(what, f"a {node.verb} has {len(empty.arrangements)} arrangements", MEND)
+            found = f"it has {len(given.arrangements)} arrangements, but a {node.verb} has {len(empty.arrangements)}"
+            raise CorruptState(what, found, RESTORE_REMEDY)
 
         cast = cast_rows if was is None else partial(empty.cast_state_rows, was.open(self._make_operator_context(was)))
 
@@ -313,11 +327,13 @@ class _RewriteTask:
         keys: pa.Schema | None = None,
         cast: Cast = cast_rows,
     ) -> dict[int, ArrangementRecord]:
-        """Split an arrangement over the new partitions, each with one run or none. O(bytes).
+        """Split an arrangement into shares for the new partitions. Each share has one run or no run. O(bytes).
 
-        ``what``: the place of ``given``, for messages. ``before``: opens the old arrangement, if its columns differ.
-        ``keys``: the columns that decide the partition of a version; None if the identities of its rows do. ``cast``:
-        makes new rows from the old ones.
+        - ``what``: the place of ``given``, for messages.
+        - ``fresh``, ``before``: functions that open the new and the old arrangement; ``before`` is None if both have
+          the same columns.
+        - ``keys``: the columns that decide the partition of a version; None if the identity of its row decides it.
+        - ``cast``: a function that makes new rows from old rows.
         """
         (old, hashed, was), (new, made, identified) = (before or fresh)(), fresh()
         restore_arrangement(
@@ -343,7 +359,10 @@ class _RewriteTask:
         return {to: share.make_record(old, BatchDescription(lower, upper, since)) for to, share in shares.items()}
 
     def _rekey_versions(self, old: Arrangement, out: Arrangement, made: Made, cast: Cast) -> Arrangement:
-        """Store all versions under the identities of their wider columns, as one run a piece, to be merged."""
+        """Store all row versions under the identities that their wider columns have.
+
+        Each piece of the input becomes one run, and the runs are merged.
+        """
         out.since = old.since
         self._limit_versions_per_read(old)
         for batch in cast_batches(old, out.schema, made, True, cast):
@@ -360,14 +379,17 @@ class _RewriteTask:
         return out
 
     def _limit_versions_per_read(self, old: Arrangement) -> None:
-        """Limit the number of versions that are read together by the memory."""
+        """Limit the number of row versions that one read returns, so that the versions fit in memory."""
         memory, batches = self.start.memory, old.slots.batches
         if memory is not None and batches:
             width = max(sum(batch.nbytes for batch in batches) // sum(map(len, batches)), 32)
             old.piece = min(old.piece, max(memory // 4 // (4 * width + 128), 4096))
 
     def _read_version_ranges(self, old: Arrangement, keys: pa.Schema | None) -> Iterator[tuple[PickedVersions, Narrow]]:
-        """Yield the versions to keep, merged, one range of identities at a time, and the partition of each."""
+        """Yield the row versions to keep, and the new partition of each version.
+
+        Each item is one range of identities, merged from all runs.
+        """
         self._limit_versions_per_read(old)
         for parts in old.iterate_version_ranges():
             picked = pick_versions_by_sorting(old.slots, parts, old.since, not old.keeps)
@@ -378,9 +400,10 @@ class _RewriteTask:
                 yield picked, assign_partitions(words, self.start.partitions)
 
     def _hash_partition_keys(self, picked: PickedVersions, old: Arrangement, keys: pa.Schema) -> Any:
-        """Hash the ``keys`` of each version's row, as uint64[m].
+        """Hash the columns ``keys`` of each row version, as uint64[m].
 
-        The row of a deletion may be filler, so a live version of the same key decides for all its versions.
+        A version that is a deletion can have a placeholder instead of a row. Therefore all versions of a key get the
+        hash of a version that is not a deletion.
         """
         high, _ = compute_identities(
             gather_table(old.slots.pool, picked.references, keys), self.secret, picked.high.size
@@ -393,7 +416,10 @@ class _RewriteTask:
 
 
 class _PartitionShareWriter:
-    """The writer of one new partition's share of an arrangement: one run, written file by file."""
+    """A writer for the share of an arrangement that goes to one new partition.
+
+    The share is one run, written file by file.
+    """
 
     def __init__(self, task: _RewriteTask, schema: pa.Schema, since: int) -> None:
         self.task, self.schema, self.since = task, schema, since
@@ -403,7 +429,7 @@ class _PartitionShareWriter:
         self.latest = NEVER
 
     def add_versions(self, batch: Batch) -> None:
-        """Add the next versions. O(n), and O(waiting versions) if they fill a file."""
+        """Add the next row versions to the share. O(n), and O(unwritten versions) if they fill a file."""
         if self.waiting and self.nbytes + batch.nbytes > WAITING:
             self.write_file()
         self.waiting.append(batch)
@@ -416,7 +442,7 @@ class _PartitionShareWriter:
             self.write_file()
 
     def write_file(self) -> None:
-        """Write the waiting versions to a file. O(bytes)."""
+        """Write the collected row versions to a file. O(bytes)."""
         if not self.waiting:
             return
         batch, task = _join_batches(self.waiting, self.since), self.task
@@ -430,7 +456,7 @@ class _PartitionShareWriter:
         self.written.append(BatchRecord(kept.blob, len(batch), None, layout, 0))
 
     def make_record(self, old: Arrangement, description: BatchDescription) -> ArrangementRecord:
-        """Write the remaining versions, and build the record for an inventory. O(files)."""
+        """Write the remaining row versions, and build the record for an inventory. O(files)."""
         self.write_file()
         lower, upper, since = map(int, description)
         return ArrangementRecord(
@@ -446,12 +472,14 @@ class _PartitionShareWriter:
 
 
 def drop_versions(given: ArrangementRecord) -> ArrangementRecord:
-    """Return the record of an arrangement without its versions. O(1)."""
+    """Return the record of an arrangement with all row versions removed. O(1)."""
     return replace(given, latest=NEVER, keys=0, tombstones=0, shapes=[], items=[])
 
 
 def group_positions(to: Narrow) -> dict[int, Ints]:
-    """Group positions by value, ascending.  O(n log n), and O(n) for values below 65,536.
+    """Group the positions in ``to`` by value. Values and positions are ascending.
+
+    O(n log n), and O(n) for values below 65,536.
 
     >>> group_positions(np.array([2, 0, 2], np.int32))
     {0: array([1]), 2: array([0, 2])}
@@ -461,12 +489,13 @@ def group_positions(to: Narrow) -> dict[int, Ints]:
 
 
 def _join_batches(batches: list[Batch], since: int) -> Batch:
-    """Join batches of ascending identities into one."""
+    """Concatenate batches into one batch. The identities are ascending over all batches."""
     names = ("high", "low", "time", "live", "value", "order")
     columns: dict[str, Any] = {name: np.concatenate([getattr(batch, name) for batch in batches]) for name in names}
     n, latest = columns["high"].size, int(columns["time"].max())
     if latest <= since:
-        # History before since has one time, and one repeated value takes no space.
+        # If no time is after the frontier ``since``, all times become one time. An array of equal values takes no
+        # space.
         columns["time"] = repeat_value(latest, n, np.int64)
     if columns["live"].all():
         columns["live"] = repeat_value(1, n, np.uint8)
@@ -475,7 +504,7 @@ def _join_batches(batches: list[Batch], since: int) -> Batch:
 
 
 def _take_and_renumber_events(events: Events, rows: Ints, arrival: Ints) -> Events:
-    """Take some events and give them new arrival numbers."""
+    """Select some events, and give them new arrival numbers."""
     times = events.times[rows]
     original = times if events.original is events.times else events.original[rows]
     return Events(events.rows.take(pa.array(rows)), times, original, arrival)

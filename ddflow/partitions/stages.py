@@ -1,6 +1,7 @@
 """Cut a plan into stages at each exchange, and build the operator graph of a stage.
 
-Equal rows of every arrangement are in one partition. The cut depends on the plan alone, so all tasks agree on it.
+Equal rows of an arrangement are always in the same partition. The stages depend only on the plan, so all tasks compute
+the same stages.
 
 >>> import pyarrow as pa, ddflow as dd
 >>> flow = dd.Flow()
@@ -33,14 +34,17 @@ from ddflow.plan.plan import Plan
 from ddflow.plan.text.codec import compute_node_ids
 
 ALL: Final = pa.schema({"all": pa.bool_()})
-"""Schema of rows without columns of their collection: a table needs one column, so this one is true in all rows."""
+"""The schema of a table for rows that are sent without any column of their collection.
+
+A table needs at least one column, so this schema has a column ``all`` that is true in all rows.
+"""
 
 
 class Placement(NamedTuple):
-    """The placement of a collection's rows.
+    """How the rows of a collection are distributed over partitions.
 
-    ``roots``: the collections whose shuffle the rows came through. ``by``: the columns that decide the partition of a
-    row, or None if the rows no longer have them.
+    ``roots``: the inputs, or the operators with an exchange, that placed the rows last. ``by``: the columns that decide
+    the partition of a row, or None if the rows no longer have these columns.
     """
 
     roots: tuple[Collection, ...]
@@ -48,14 +52,17 @@ class Placement(NamedTuple):
 
 
 class Exchange(NamedTuple):
-    """An exchange: it brings the rows of a collection together by some columns, for a stage.
+    """A shuffle of the rows of a collection. Rows with equal values in some columns go to the same partition.
 
-    - ``number``: its place among the exchanges.
-    - ``of``: the place of the collection among the flow's nodes.
-    - ``carried``: ``by`` and the columns that the stage reads, in the collection's order. Empty for ``events``.
-    - ``events``: whether it carries the times of an input's events, one row for each, instead of the input's rows.
-    - ``tests``: the place of an operator, if the exchange carries the rows that it failed for. They are an error unless
-      they cancel. None for computed rows.
+    - ``number``: the index of the exchange among all exchanges.
+    - ``stage``: the stage that receives the rows.
+    - ``of``: the index of the collection among the flow's nodes.
+    - ``by``: the columns whose values decide the partition of a row.
+    - ``carried``: the columns ``by`` and the columns that the stage reads, in the collection's order. Empty for
+      ``events``.
+    - ``events``: whether the exchange carries one row with the time of each event of an input, instead of its rows.
+    - ``tests``: the index of an operator, if the exchange carries the rows for which the operator failed. If the failed
+      rows do not cancel each other, the step raises an error. ``tests`` is None if the exchange carries computed rows.
     """
 
     number: int
@@ -68,7 +75,7 @@ class Exchange(NamedTuple):
 
     @property
     def schema(self) -> pa.Schema:
-        """Columns that travel: the carried ones, or `ALL` if there are none."""
+        """The columns that the shuffle sends: the carried columns, or `ALL` if there are none."""
         return self.carried if len(self.carried) else ALL
 
 
@@ -76,10 +83,10 @@ class Exchange(NamedTuple):
 class Stages:
     """The stages of a flow.
 
-    - ``stages``: their number.
+    - ``stages``: the number of stages.
     - ``exchanges``: the exchanges by number.
-    - ``active``: for each stage, the places of the collections that it computes, ascending.
-    - ``outputs``: for each stage, the names of its outputs, side outputs included.
+    - ``active``: for each stage, the indexes of the nodes that it computes, ascending.
+    - ``outputs``: for each stage, the names of its outputs and side outputs.
     """
 
     flow: Plan
@@ -89,24 +96,27 @@ class Stages:
     outputs: tuple[tuple[str, ...], ...]
 
     def find_stateful_nodes(self, stage: int) -> set[Collection]:
-        """Return the operators of a stage that keep state."""
+        """Return the stateful operators of a stage."""
         return {node for n in self.active[stage] if (node := self.flow.nodes[n]).keeps and node.inputs}
 
     def list_exchanges(self, stage: int) -> list[Exchange]:
-        """Return the exchanges that a stage may send to."""
+        """Return the exchanges to which a stage may send rows."""
         active = self.active[stage]
         return [each for each in self.exchanges if each.stage > stage and each.of in active]
 
     def list_computed_row_exchanges(self, stage: int) -> list[Exchange]:
-        """Return the exchanges that a stage may send computed rows to."""
+        """Return the exchanges to which a stage may send computed rows."""
         return [each for each in self.list_exchanges(stage) if each.tests is None]
 
     def find_failed_row_exchanges(self, stage: int) -> dict[Collection, Exchange]:
-        """Return, by operator, the exchanges that a stage may send failed rows to."""
+        """Return, by operator, the exchanges to which a stage may send the rows for which the operator failed."""
         return {self.flow.nodes[each.tests]: each for each in self.list_exchanges(stage) if each.tests is not None}
 
     def find_lookup_collections(self, stage: int) -> dict[int, list[Collection]]:
-        """Return the collections of earlier stages that a stage looks up, by earlier stage. O(nodes * stages)."""
+        """Return the collections that a stage looks up in the state of earlier stages, as a dict by earlier stage.
+
+        O(nodes * stages).
+        """
         active, out = self.active[stage], dict[int, list[Collection]]()
         at = {node: n for n, node in enumerate(self.flow.nodes)}
         looks = [node for node in map(self.flow.nodes.__getitem__, active) if node.looks]
@@ -143,14 +153,14 @@ def cut_stages(flow: Plan, only: str | None = None) -> Stages:
     """Cut a flow into stages. O(nodes * exchanges). Pure.
 
     A flow needs an exchange if equal rows, or the rows of one group, may be in different partitions. A stage runs the
-    operators between exchanges. ``only``: cut the flow as if this were its only output. Raises `SpecError` for a flow
-    without inputs or outputs.
+    operators between exchanges. ``only``: the name of an output; cut the flow as if this were its only output. Raises
+    `SpecError` for a flow without inputs or outputs.
     """
     if not flow.inputs or not flow.outputs:
         raise SpecError(
             "run a flow on Spark",
             f"it has {len(flow.inputs)} inputs and {len(flow.outputs)} outputs",
-            "give it at least one of each: flow.upserts(...), flow.output(...)",
+            "declare at least one of each: flow.upserts(...), flow.output(...)",
         )
     if only is not None:
         outputs, flow = flow.outputs, flow.frozen()
@@ -159,10 +169,10 @@ def cut_stages(flow: Plan, only: str | None = None) -> Stages:
 
 
 def find_repartitioned_nodes(before: Plan, now: Plan) -> list[str]:
-    """Return the operators, by verb, and the inputs, by name, that a new plan puts into other partitions.
+    """Find the inputs and operators whose rows a new plan puts into other partitions.
 
-    The plan ``now`` has more columns, and some operators or inputs then distinguish their rows by more of them.
-    O(nodes).
+    Return the names of inputs and the verbs of operators. If the plan ``now`` has more columns than ``before``, its
+    inputs or operators may identify rows by more columns. O(nodes).
     """
     ids, places = compute_node_ids(now), compute_placements(now)
     was = {name: node for node, name in compute_node_ids(before).items()}
@@ -174,7 +184,7 @@ def find_repartitioned_nodes(before: Plan, now: Plan) -> list[str]:
 
 
 def build_single_stage(flow: Plan) -> Stages:
-    """Return a flow as one stage, for a state of one partition.  O(nodes)."""
+    """Return a flow as a single stage, for a state with one partition.  O(nodes)."""
     needed = walk_inputs([*flow.inputs.values(), *flow.outputs.values()])
     active = tuple(n for n, node in enumerate(flow.nodes) if node in needed)
     return Stages(flow, 1, (), (active,), ((*flow.side_outputs(), *flow.outputs),))
@@ -207,13 +217,16 @@ def compute_placements(flow: Plan) -> dict[Collection, Placement]:
 
 
 def find_partition_columns(node: Collection, place: Placement) -> Columns | None:
-    """Return the columns that decide the partition of an operator's state rows; None if their identities decide it."""
+    """Return the columns that decide the partition of rows in an operator's state.
+
+    Return None if the identities of the rows decide the partition.
+    """
     by = place.by or ()
     return None if by == node.exchange()[0] and not node.of_events else by
 
 
 class _StageCutter:
-    """The search for the exchanges that outputs depend on, and for the stages between them."""
+    """An object that finds the exchanges that outputs depend on, and the stages between the exchanges."""
 
     def __init__(self, flow: Plan) -> None:
         self.flow, self.places = flow, compute_placements(flow)
@@ -270,7 +283,7 @@ class _StageCutter:
             for of, by in zip(node.inputs, every, strict=True)
         ]
         stage = max(self._find_last_stage(of) + (not there) for of, there in zip(node.inputs, stands, strict=True))
-        assert all(stands[n] for n in node.looks), "what is looked into stands by what meets"
+        assert all(stands[n] for n in node.looks), "a looked-up input is already in the partitions of the operator"
         read = node.find_read_columns(set(self.read[node].names))
         for of, by, columns in zip(node.inputs, every, read, strict=True):
             if self._find_last_stage(of) < stage:
@@ -280,7 +293,10 @@ class _StageCutter:
     def _add_exchange(
         self, of: Collection, by: Columns, stage: int, read: Set[str] = frozenset(), events: bool = False
     ) -> None:
-        """Add an exchange by some columns; it also carries the columns that are ``read`` on its stage."""
+        """Add an exchange by some columns.
+
+        The exchange also carries the columns ``read``, which the receiving stage reads.
+        """
         known = (of, by, stage, events)
         made = self.exchanges.setdefault(
             known, Exchange(len(self.exchanges), stage, self.at[of], by, pa.schema([]), events)
@@ -292,8 +308,8 @@ class _StageCutter:
 class StageGraph(Graph):
     """The operator graph of one stage.
 
-    ``came``: the received updates, by exchange of this stage. ``sent``: the updates that a step sends, by exchange of a
-    later stage.
+    ``came``: the updates that this stage received, by number of the exchange. ``sent``: the updates that a step sends
+    to later stages, by number of the exchange.
 
     >>> import pyarrow as pa, ddflow as dd
     >>> from ddflow.partitions.stages import cut_stages
@@ -315,13 +331,13 @@ class StageGraph(Graph):
         if stage:
             self.inputs = {}
         self.lent = cut.find_lookup_collections(stage)
-        """Collections whose state this stage looks up, by earlier stage."""
+        """The collections that this stage looks up in the state of earlier stages, by earlier stage."""
         self.came: dict[int, Updates] = {}
         self.sent: dict[int, pa.Table] = {}
 
 
 class StageComputation(StepComputation):
-    """One step of a stage. It puts the rows for later stages into ``sent`` of its graph."""
+    """One step of a stage. `run` puts the rows for later stages into the attribute ``sent`` of the stage's graph."""
 
     def __init__(
         self,
@@ -337,9 +353,9 @@ class StageComputation(StepComputation):
         cut, nodes = graph.cut, graph.plan.nodes
         self.nodes = [node for node in self.nodes if node in graph.here]
         self.suspects: dict[Collection, list[Updates]] = {}
-        """Rows that an expression failed for in this task, by operator."""
+        """The rows for which an expression failed in this task, by operator."""
         self.arrived_suspects: dict[Collection, Updates] = {}
-        """Rows that an expression failed for in all stages and partitions, by operator."""
+        """The rows for which an expression failed in any stage or partition, by operator."""
         self.came: dict[tuple[Collection, Columns, bool], Updates] = {}
         for number, each in graph.came.items():
             met = cut.exchanges[number]
@@ -356,23 +372,29 @@ class StageComputation(StepComputation):
             self.came = {known: _rerank_updates(each, self.times) for known, each in self.came.items()}
 
     def run(self) -> ComputedStep:
-        """Run the step, and sum the rows for later stages.  O(events and updates)."""
+        """Run the step. Equal rows for later stages are summed into one update.  O(events and updates)."""
         self._check_failed_rows()
         stepped = super().run()
         self._send_to_exchanges(self.of.cut.list_computed_row_exchanges(self.of.stage))
         return stepped
 
     def _check_failed_rows(self) -> None:
-        """Raise the error of an expression unless the rows that it failed for cancel each other."""
+        """Check that the rows for which an expression failed cancel each other.
+
+        If some of the failed rows remain, raise the error of the expression.
+        """
         for node, suspects in self.arrived_suspects.items():
             left = consolidate(suspects, self.of.secret)
             if left.diffs.size:
                 self.of.running[node].compute([left], self.since)
-                found = "a function failed for a row, and did not when it was called again"
-                raise ExpressionError(f"compute {node.verb}", found, "let it depend on the row only")
+                found = "a function failed for a row, but not when it was called again"
+                raise ExpressionError(f"compute {node.verb}", found, "make it depend on the row only")
 
     def _retry_on_net_updates(self, node: Collection, inputs: Sequence[Updates]) -> tuple[Updates, Any]:
-        """Compute an operator on net updates. Keep failing rows to send them, since other tasks may cancel them."""
+        """Compute an operator on net updates.
+
+        Rows that fail again are kept and sent, because rows of other tasks may cancel them.
+        """
         if node not in self.tests:
             return super()._retry_on_net_updates(node, inputs)
         names = self.of.needed[node.inputs[0]].names
@@ -386,7 +408,10 @@ class StageComputation(StepComputation):
         return made, None
 
     def _send_to_exchanges(self, sums: Iterable[Exchange]) -> None:
-        """Compute the tables for the exchanges: computed rows for ``sums``, and failed rows."""
+        """Compute the tables to send. Each exchange of ``sums`` gets computed rows.
+
+        Failed rows go to separate exchanges.
+        """
         tests = [each for node, each in self.tests.items() if node in self.suspects]
         self.of.sent = {each.number: self._net_rows_for_exchange(each) for each in (*sums, *tests)}
 
@@ -396,17 +421,20 @@ class StageComputation(StepComputation):
         return [(name, node) for name, node in self.of.plan.outputs.items() if name in here]
 
     def receive_updates(self, node: Collection, by: Sequence[str] | None) -> list[Updates]:
-        """Return the updates that other tasks sent for a collection, or its updates here."""
+        """Return the updates of a collection, which come from an exchange or from this task itself."""
         came = self.came.get((node, tuple(node.schema.names if by is None else by), False))
         return super().receive_updates(node, by) if came is None else [came]
 
     def build_updates_at_time(self, node: Collection) -> Updates:
-        """Return the events that other tasks sent if the input belongs to another stage."""
+        """Return the times of an input's events.
+
+        If the input belongs to another stage, the times were sent by other tasks.
+        """
         came = self.came.get((node, (), True))
         return super().build_updates_at_time(node) if came is None else came
 
     def _net_rows_for_exchange(self, exchange: Exchange) -> pa.Table:
-        """Sum the rows of an exchange: one update for each row and time."""
+        """Sum the rows of an exchange, so that one update remains for each row and time."""
         node, schema = self.of.plan.nodes[exchange.of], exchange.schema
         pieces = []
         given = (
@@ -422,7 +450,7 @@ class StageComputation(StepComputation):
 
 
 def build_sum_updates(table: pa.Table, schema: pa.Schema) -> Updates:
-    """Build updates from received sums and their times, sorted by time. O(n log n) for several times."""
+    """Build updates, sorted by time, from the summed rows that this task received. O(n log n) for several times."""
     times, ranks = np.unique(table.column(TIME).to_numpy(), return_inverse=True)
     diffs: Ints = table.column(DIFF).to_numpy()
     rows = table.select(schema.names).cast(schema).combine_chunks()
@@ -431,6 +459,6 @@ def build_sum_updates(table: pa.Table, schema: pa.Schema) -> Updates:
 
 
 def _rerank_updates(updates: Updates, times: Ints) -> Updates:
-    """Rank updates among a larger set of times."""
+    """Convert the ranks of updates to positions in ``times``, which contains all times of the updates."""
     places = np.searchsorted(times, updates.times).astype(np.int32)
     return updates._replace(ranks=places[updates.ranks] if updates.times.size else narrow_ints(), times=times)

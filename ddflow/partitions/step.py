@@ -1,11 +1,11 @@
-"""Run one step of one partition of one stage, as a task does.
+"""Run one step of one partition of one stage, which is the work of one task.
 
 `StagePartition` opens the partition's inventory, applies the rows of an epoch, writes files and returns a receipt.
 `BackfillComputation` fills the new parts of a plan from the rows of the state. `compute_stage` runs a stage without a
 state.
 
-Guarantees: a step gives the updates that the local engine gives for the same rows. The name of each file contains the
-attempt, so retries and speculative tasks do no harm.
+Guarantees: a step returns the same updates as the local engine for the same rows. The name of each file contains an id
+of the attempt. So a retried or speculative task never overwrites a file of another attempt.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -47,16 +47,19 @@ from ddflow.time import CLOSED, NEVER
 
 
 class StagePartitionResult(NamedTuple):
-    """The result of a step. ``sums``: the rows for other stages, by exchange, with ``_time`` and ``_diff``."""
+    """The result of a step: its receipt, and the rows for later stages.
+
+    ``sums``: the rows by number of the exchange, with the columns ``_time`` and ``_diff``.
+    """
 
     receipt: Receipt
     sums: dict[int, pa.Table]
 
 
 class StagePartition:
-    """One partition of one stage, open for steps.
+    """One partition of one stage, which is open and can run steps.
 
-    ``stage``, ``number``: the stage and the partition. ``at``: the name of the inventory that it holds, "" for none.
+    ``stage``, ``number``: the stage and the partition. ``at``: the name of the loaded inventory, "" for none.
 
     >>> import os, tempfile, ddflow as dd
     >>> from ddflow.partitions.commit import DriverOptions, EpochDriver
@@ -77,7 +80,7 @@ class StagePartition:
     """
 
     def __init__(self, cut: Stages, start: EpochStart, stage: int, number: int) -> None:
-        """Open the inventory of this partition from the epoch start. O(its bytes); verifies every file.
+        """Open this partition's inventory, which ``start`` names, and verify every file. O(bytes of the partition).
 
         Raises `StateRefused` if this host cannot see the state, `CorruptState`, and the errors of stores.
         """
@@ -99,26 +102,27 @@ class StagePartition:
             self.sections = InventorySectionWriter(store)
             self.at, self.names, self.sink = "", dict[str, Blob](), cast(OutputFolder | None, None)
             self.lent = dict.fromkeys(graph.lent, "")
-            """Name of the last inventory read, by stage that this one looks up."""
+            """The name of the inventory that was loaded last, for each earlier stage whose state this stage reads."""
             if start.inventories:
                 self._load_inventory(start)
         self.opened = (perf_counter_ns() - began) // 1000
 
     def catch_up(self, start: EpochStart) -> None:
-        """Bring an open partition from an inventory in ``start.past`` to the newest one. O(new bytes).
+        """Load the newest inventory. The partition must be open with an inventory that ``start.past`` lists.
 
-        Raises as opening does. After an error, the caller must close the partition.
+        O(new bytes). Raises the errors of opening. After an error, the caller must close the partition.
         """
         began = perf_counter_ns()
         self._load_inventory(start)
         self.opened = (perf_counter_ns() - began) // 1000
 
     def _load_inventory(self, start: EpochStart) -> None:
-        """Load the partition's inventory from the epoch start."""
+        """Load the inventory of the partition, as given in an `EpochStart`."""
         blob = start.inventories[self.stage][self.number]
         stored = StoredInventory.read(self.store, blob)
         own = _select_stage_inventory(stored.of, self.cut, self.stage)
-        # The inventory of a local engine and its sections cover all stages, so a stage encodes its part again.
+        # The inventory of a local engine and its sections cover all stages. Therefore each stage selects and encodes
+        # its own part.
         text = stored.text if own == stored.of else InventoryText(encode_record(own), ())
         self.dataflow.frontier, self.dataflow.last, self.dataflow.since = start.frontier, start.last, start.since
         recovery.restore_dataflow(
@@ -141,7 +145,7 @@ class StagePartition:
             if self.lent[stage] not in ("", *start.list_past_inventories(stage, self.number)):
                 for node in nodes:
                     graph.opened[node].clear_state()
-            self.lent[stage] = "?"  # until all of it is loaded
+            self.lent[stage] = "?"  # until the inventory is loaded completely
             stored = StoredInventory.read(self.store, start.inventories[stage][self.number])
             indexed = self.dataflow.budget.memory is None
             recovery.restore_lookup_collections(self.dataflow, nodes, stored, self.batch_store, indexed=indexed)
@@ -149,7 +153,7 @@ class StagePartition:
         self.opened += (perf_counter_ns() - began) // 1000
 
     def close(self) -> None:
-        """Close the partition; twice is harmless."""
+        """Close the partition. A second call has no effect."""
         with self.dataflow.guard.lock_in_any_state("close"):
             self.dataflow.close()
             self.store.close()
@@ -166,12 +170,12 @@ class StagePartition:
         """Apply this partition's rows of an epoch, and write the results. O(rows and updates) expected.
 
         - ``inputs``: on stage 0, Arrow data by input, in the order of arrival.
-        - ``sums``: received rows by exchange of this stage.
+        - ``sums``: the rows received from earlier stages, by number of the exchange.
         - ``rows``, ``digests``: counts and digests of the inputs' rows, for the receipt.
         - ``said``: the message summaries by input. The table of an input must not change between epochs.
 
-        Raises as a step of an engine does, and `BadMessage` for messages of another table. After an error, the caller
-        must close the partition, and its new files are garbage.
+        Raises the errors of an engine's step, and `BadMessage` for messages of another table. After an error, the
+        caller must close the partition, and its new files are garbage.
         """
         if start.backfill is None:
             self._load_lookup_collections(start)
@@ -206,13 +210,13 @@ class StagePartition:
         return StagePartitionResult(replace(receipt, figures=figures), sent)
 
     def _step_events(self, start: EpochStart, inputs: Mapping[str, Any]) -> Step:
-        """Run a step with the rows of inputs, on stage 0."""
+        """Run a step of stage 0, with the rows of inputs."""
         if not self.dataflow.flow.holds_back:
             return self.dataflow.step(self.dataflow.ingest_inputs(inputs, start.time), start.time)
         return self.dataflow.push(self.dataflow.ingest_inputs(inputs, None), start.to)
 
     def _step_with_received_sums(self, start: EpochStart, sums: Mapping[int, pa.Table]) -> Step:
-        """Run a step with the sums from other tasks, on later stages."""
+        """Run a step of a later stage, with the summed rows from other tasks."""
         frontier, last = (start.to, start.to - 1) if self.dataflow.flow.holds_back else (start.time + 1, start.time)
         if frontier <= self.dataflow.frontier:
             return self.dataflow.apply_step({}, None, self.dataflow.frontier, self.dataflow.last)
@@ -223,12 +227,12 @@ class StagePartition:
         return self.dataflow.apply_step({}, self.dataflow.compute_step({}, last), frontier, last)
 
     def _build_exchange_updates(self, sums: Mapping[int, pa.Table]) -> dict[int, Updates]:
-        """Build updates from the sums of this stage's exchanges."""
+        """Build updates from the summed rows that this stage's exchanges received."""
         here = (each for each in self.cut.exchanges if each.stage == self.stage and each.number in sums)
         return {each.number: build_sum_updates(sums[each.number], each.schema) for each in here}
 
     def _run_backfill(self, start: EpochStart, backfill: Backfill, sums: Mapping[int, pa.Table]) -> Step:
-        """Fill the new parts of the plan from the rows of the state and from the sums of other tasks."""
+        """Fill the new parts of the plan from the rows of the state and from the rows that other tasks sent."""
         graph, budget = self.levelled, self.dataflow.budget
         graph.came = {number: each for number, each in self._build_exchange_updates(sums).items() if each.diffs.size}
         buffer = UpdateBuffer(budget.scratch, budget.buffered, budget.home)
@@ -277,7 +281,7 @@ class StagePartition:
         here = {name: step[name] for name in self.cut.outputs[self.stage] if step[name].num_rows}
         if start.folder is None:
             self.sink = None
-        elif self.sink is None or self.sink.target != start.folder:  # one for all epochs, since it numbers its files
+        elif self.sink is None or self.sink.target != start.folder:  # one sink for all epochs, as it numbers its files
             self.sink = open_output_folder(start.folder, self.store, start.version.trust)
         out = {name: write_output(self.sink, self.batch_store, name, table) for name, table in here.items()}
         if self.sink is not None and out:
@@ -286,15 +290,17 @@ class StagePartition:
 
 
 def make_idle_receipt(cut: Stages, start: EpochStart, stage: int, number: int) -> Receipt | None:
-    """Build the receipt of a partition without rows; None if the partition must be opened. O(1).
+    """Build the receipt of a partition that received no rows.
 
-    Without rows nothing changes on later stages. On stage 0 nothing changes in epoch mode unless keys expire.
+    Return None if the partition must be opened to build the receipt. O(1). A partition of a later stage that receives
+    no rows does not change. In epoch mode, a partition of stage 0 that receives no rows does not change either, unless
+    keys expire.
     """
     expires = any(input.spec.expiry is not None for input in cut.flow.inputs.values())
     if not start.inventories or start.backfill is not None or (stage == 0 and (cut.flow.holds_back or expires)):
         return None
     if len({each[number].name for each in start.inventories}) < len(start.inventories):
-        return None  # a local engine's inventory covers all stages: each stage writes its own first
+        return None  # a local engine's inventory covers all stages, so each stage must first write its own inventory
     frontier, last = (start.to, start.to - 1) if cut.flow.holds_back else (start.time + 1, start.time)
     if frontier in (CLOSED, start.frontier):
         last = start.last
@@ -323,7 +329,7 @@ def make_idle_receipt(cut: Stages, start: EpochStart, stage: int, number: int) -
 
 
 def _select_stage_inventory(given: Inventory, cut: Stages, stage: int) -> Inventory:
-    """Select the part of an inventory that belongs to a stage: a local engine's inventory covers all stages."""
+    """Select the part of an inventory that belongs to a stage. The inventory of a local engine covers all stages."""
     ids = compute_node_ids(cut.flow)
     here = {ids[node] for node in cut.find_stateful_nodes(stage)}
     operators = {name: each for name, each in given.operators.items() if name in here}
@@ -331,7 +337,10 @@ def _select_stage_inventory(given: Inventory, cut: Stages, stage: int) -> Invent
 
 
 def _hash_sent_rows(sums: Mapping[int, pa.Table], secret: Secret) -> str:
-    """Hash the sent rows independently of their order, to compare two attempts of a task. O(updates)."""
+    """Hash the rows that a task sends, so that two attempts can be compared. The order of rows does not matter.
+
+    O(updates).
+    """
     total = 0
     for number, table in sorted(sums.items()):
         for batch in table.to_batches():
@@ -342,8 +351,8 @@ def _hash_sent_rows(sums: Mapping[int, pa.Table], secret: Secret) -> str:
 class BackfillComputation(StageComputation):
     """A computation that fills the new parts of a plan.
 
-    ``backfill``: the new parts. ``last``: the last closed time, which is the time of all its updates. ``upper``: the
-    frontier. `run` fills the new operators of ``graph`` and changes nothing else.
+    ``backfill``: the new parts. ``last``: the last closed time, which all updates of the computation get. ``upper``:
+    the frontier of the state. `run` fills the new operators of ``graph`` and changes nothing else.
     """
 
     def __init__(
@@ -351,7 +360,7 @@ class BackfillComputation(StageComputation):
     ) -> None:
         super().__init__(graph, {}, since, buffer)
         self.backfill, self.last, self.upper = backfill, last, upper
-        self.times, self.many = ints(last), True  # the rows of the state come in pieces
+        self.times, self.many = ints(last), True  # the rows of the state arrive in several pieces
         self.new = find_new_operators(graph, backfill)
         computed = set(_find_computed_nodes(graph, backfill))
         shown = {graph.plan.outputs[name] for name in backfill.outputs}
@@ -400,13 +409,16 @@ class BackfillComputation(StageComputation):
         return [(name, node) for name, node in super().list_outputs() if name in self.backfill.outputs]
 
     def build_updates_at_time(self, node: Collection) -> Updates:
-        """Return one event for each input on its stage: a state that closed a time has had events."""
+        """Return a single event time for an input of this stage.
+
+        This single event stands for all events that the state has already had.
+        """
         if self.of.stage:
             return super().build_updates_at_time(node)
         return Updates(pa.table({}), narrow_ints(0), ints(1), self.times)
 
     def _build_output_tables(self, node: Collection, pieces: Sequence[Updates]) -> Iterable[pa.Table]:
-        """Yield the rows of an output as tables in its format."""
+        """Yield tables with the rows of an output, in the same form as the output's updates."""
         graph, given = self.graph, [node.schema.names]
         for (each,) in self._group_equal_rows([pieces], given):
             yield graph.opened[node].to_output_table(each, graph.secret, node.schema, graph.time_type)
@@ -430,12 +442,15 @@ class BackfillComputation(StageComputation):
 
 
 def find_new_operators(graph: Graph, backfill: Backfill) -> set[Collection]:
-    """Return the operators without state in any file. O(nodes)."""
+    """Return the new operators, which have no state in any file. O(nodes)."""
     return {node for node, name in compute_node_ids(graph.plan).items() if name in backfill.operators}
 
 
 def _find_computed_nodes(graph: Graph, backfill: Backfill) -> Iterable[Collection]:
-    """Return the collections to compute for the new parts of a plan: they are new or keep no state. O(nodes)."""
+    """Return the collections to compute for the new parts of a plan: new or stateless collections.
+
+    O(nodes).
+    """
     new = find_new_operators(graph, backfill)
 
     def is_computed(node: Collection) -> bool:
@@ -447,14 +462,14 @@ def _find_computed_nodes(graph: Graph, backfill: Backfill) -> Iterable[Collectio
 
 
 TIME: Final = 0
-"""Time of all updates in epoch mode, which has one step here."""
+"""The time that `compute_stage` gives to all updates in epoch mode, because it runs only one step."""
 
 
 class StageResult(NamedTuple):
     """The result of `compute_stage`.
 
-    ``outputs``: the tables of the stage by name, side outputs included. ``sent``: the rows for later stages by
-    exchange, without empty ones.
+    ``outputs``: the tables of the stage's outputs and side outputs, by name. ``sent``: the rows for later stages by
+    number of the exchange, without empty tables.
     """
 
     outputs: dict[str, pa.Table]
@@ -466,9 +481,9 @@ def compute_stage(
 ) -> StageResult:
     """Compute one stage of one partition without a state. O(rows and updates) expected.
 
-    ``rows``: on stage 0, the rows by input, in the order of arrival. The function removes each from the dict as it
-    reads it, so no input is in memory twice. ``sums``: received rows by exchange of this stage. Raises as a step of an
-    engine does.
+    ``rows``: on stage 0, the rows by input, in the order of arrival. The function removes each input from the dict when
+    it reads the rows, so no input is in memory twice. ``sums``: the rows received from earlier stages, by number of the
+    exchange. Raises the errors of an engine's step.
 
     >>> import ddflow as dd
     >>> from ddflow.partitions.stages import cut_stages

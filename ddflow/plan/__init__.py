@@ -1,5 +1,5 @@
 """Declare a flow: its inputs, specs, merges, operators and outputs.
 
-A plan holds no rows and no state. It binds specs to the columns of their inputs, is written to and read from JSON, and
-is compared with the plan of a state before that state opens. See `README.md` of this folder for the files.
+A plan holds no rows and no state. A plan binds each spec to the columns of its input. A state stores its plan as JSON.
+Before the state opens, ddflow compares the stored plan with the new plan. See `README.md` of this folder for the files.
 """

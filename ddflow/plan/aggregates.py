@@ -1,7 +1,7 @@
 """Parse aggregate calls such as ``sum(amount)``, and declare user-defined aggregates.
 
-Guarantees: a user-defined aggregate has a function that removes a value from its state, so a retraction costs the same
-as an insertion.
+Guarantees: a user-defined aggregate has a function that removes a value from the state of the aggregate. So a
+retraction costs the same as an insertion.
 
 >>> call = parse_aggregate("total", "SUM(a * b) filter (where c > 1)")
 >>> call.function, call.arguments
@@ -9,7 +9,7 @@ as an insertion.
 >>> parse_aggregate("n", "median(a)")
 Traceback (most recent call last):
     ...
-ddflow.errors.ExpressionError: agg n='median(a)': there is no aggregate 'median'; there are array_agg, avg, ...
+ddflow.errors.ExpressionError: agg n='median(a)': there is no aggregate 'median'; the aggregates are array_agg, avg, ...
 """
 
 from __future__ import annotations
@@ -56,7 +56,10 @@ class OrderByItem(NamedTuple):
 
 
 class AggregateCall(NamedTuple):
-    """A parsed call of an aggregate.  ``arguments``: SQL; empty for ``count(*)`` without a FILTER."""
+    """A parsed call of an aggregate. ``arguments``: the SQL of each argument.
+
+    ``count(*)`` without a FILTER has no arguments.
+    """
 
     name: str
     text: str
@@ -66,7 +69,7 @@ class AggregateCall(NamedTuple):
     order: list[OrderByItem]
     ignores_nulls: bool
     where: str
-    """The condition of a FILTER, "" for none."""
+    """The condition of the FILTER clause, or "" if there is no FILTER clause."""
 
     @property
     def is_count_star(self) -> bool:
@@ -79,7 +82,7 @@ class AggregateCall(NamedTuple):
 
 
 def parse_aggregate(name: str, text: Any, columns: Iterable[str] = ()) -> AggregateCall:
-    """Parse the text of an aggregate.  ``columns``: the rows' columns.  O(text).  Raises `ExpressionError`."""
+    """Parse the text of an aggregate. ``columns``: the columns of the rows. O(text). Raises `ExpressionError`."""
     from sqlglot import exp  # imported here because it loads slowly
 
     from ddflow.expressions.node import Refusal
@@ -99,12 +102,12 @@ def parse_aggregate(name: str, text: Any, columns: Iterable[str] = ()) -> Aggreg
         clause = tree.args.get("expression")  # the WHERE of a FILTER
         where, tree = where if clause is None else clause.this, tree.this
     if not isinstance(tree, exp.Anonymous):
-        remedy = "write one aggregate a column, and project what is made of several"
-        raise empty.build_error("it is no call of an aggregate", remedy)
+        remedy = "write one aggregate for each column, and combine them in a project(...) after it"
+        raise empty.build_error("it is not a call of an aggregate", remedy)
     function = CALLED.get(tree.name.lower(), tree.name.lower())
     if function not in NAMES:
         near = [f"did you mean {each}? " for each in get_close_matches(function, sorted(NAMES), 1, ALIKE)]
-        remedy = f"{''.join(near)}there are {', '.join(sorted(NAMES))}"
+        remedy = f"{''.join(near)}the aggregates are {', '.join(sorted(NAMES))}"
         raise empty.build_error(f"there is no aggregate {tree.name!r}", remedy)
     given, order, distinct = list(tree.expressions), list[OrderByItem](), False
     if given and isinstance(given[-1], exp.Order):
@@ -120,14 +123,14 @@ def parse_aggregate(name: str, text: Any, columns: Iterable[str] = ()) -> Aggreg
         ignores, respects = isinstance(given[0], exp.IgnoreNulls), isinstance(given[0], exp.RespectNulls)
         given[0] = given[0].this
     if respects and function not in ("first", "last"):
-        raise empty.build_error(f"{function} skips nulls", "leave RESPECT NULLS out")
+        raise empty.build_error(f"{function} skips nulls", "omit RESPECT NULLS")
     if function in ("first", "last") and len(given) == 2 and isinstance(given[1], exp.Boolean):
         ignores = ignores or bool(given.pop().this)
     star = len(given) == 1 and isinstance(given[0], exp.Star)
     if star and (function != "count" or distinct):
-        raise empty.build_error(f"{function} takes no *", "name a column, or write count(*)")
+        raise empty.build_error(f"{function} does not accept *", "name a column, or write count(*)")
     if len(given) != 1 and not (function == "count" and given):
-        raise empty.build_error(f"{function} of {len(given)} arguments", f"write {function}(column)")
+        raise empty.build_error(f"{function} has {len(given)} arguments, but takes one", f"write {function}(column)")
     arguments = [] if star else [_write_sql(each) for each in given]
     condition = "" if where is None else _write_sql(where)
     if condition:
@@ -142,41 +145,42 @@ def _write_sql(tree: Any) -> str:
 
 
 MOST: Final = 16
-"""Maximum count of numbers in a state."""
+"""Maximum number of values in the state of a user-defined aggregate."""
 TYPES: Final = (pa.int64(), pa.float64(), pa.bool_())
-"""Result types."""
+"""Result types of user-defined aggregates."""
 
 
 @dataclass(frozen=True)
 class Aggregate:
     """A user-defined aggregate for `Collection.agg`: ``agg(spread=my_aggregate("amount"))``.
 
-    numba compiles the functions.  Nulls are ignored.  A value with multiplicity m is added m times, or retracted -m
-    times if m is negative.  A value may be retracted before it is added.
+    numba compiles the functions. Nulls are ignored. A value with multiplicity m is added m times. If the multiplicity m
+    is negative, the value is retracted -m times. The retraction of a value can arrive before the addition of this
+    value.
 
     Parameters
     ----------
     zero : tuple of int and float
-        The state without values: 1 to 16 numbers, each kept as an int64 if written as an int, else as a double.
+        The state before the first value: 1 to 16 numbers.  An int is stored as an int64, a float as a double.
     add : callable
-        Takes a state and a value; returns the state with the value, a tuple of the same types.
+        A function of a state and a value.  It returns the state with the value, a tuple of the same types.
     retract : callable
-        Takes a state and a value; returns the state without the value.
+        A function of a state and a value.  It returns the state without the value.
     result : callable
-        Takes a state; returns a number.  It is not called if there are only nulls, and the result is then null.
+        A function of a state.  It returns a number.  If all values are null, it is not called and the result is null.
     type : {float, int, bool}
-        The result's type; also "double", "int64", "boolean".
+        The type of the result.  The texts "double", "int64" and "boolean" also work.
 
     Raises
     ------
     SpecError, NotArrow
-        If an argument is none of these.
+        If an argument does not fit its description above.
 
     Notes
     -----
-    Each addition of floats rounds, so a retraction may leave an error in the state: use integers, or numbers with exact
-    sums.  A state's plan stores the names of the functions and a digest of their code.  Opening the state with other
-    functions raises `PlanChanged`.
+    Each addition of floats rounds, so after a retraction the state can differ slightly from the exact value. Use
+    integers, or floats whose sums are exact. The plan in a state contains the names of the functions and a digest of
+    their code. Opening the state with other functions raises `PlanChanged`.
 
     Examples
     --------
@@ -201,7 +205,7 @@ class Aggregate:
     >>> Aggregate((0, "a"), None, None, None)
     Traceback (most recent call last):
         ...
-    ddflow.errors.SpecError: dd.Aggregate: zero= is (0, 'a'); give a tuple of integers and floats, 1 to 16 of them
+    ddflow.errors.SpecError: dd.Aggregate: zero= is (0, 'a'); use a tuple of 1 to 16 integers and floats
     """
 
     zero: tuple[int | float, ...]
@@ -215,15 +219,15 @@ class Aggregate:
         numbers = isinstance(given, tuple) and all(type(each) in (int, float) for each in given)
         if not (numbers and 1 <= len(given) <= MOST):
             found = f"zero= is {shorten(repr(given))}"
-            raise SpecError("dd.Aggregate", found, f"give a tuple of integers and floats, 1 to {MOST} of them")
+            raise SpecError("dd.Aggregate", found, f"use a tuple of 1 to {MOST} integers and floats")
         for name in ("add", "retract", "result"):
             if not callable(getattr(self, name)):
                 raise SpecError(
-                    "dd.Aggregate", Option(name) + f" is {shorten(repr(getattr(self, name)))}", "give a function"
+                    "dd.Aggregate", Option(name) + f" is {shorten(repr(getattr(self, name)))}", "pass a function"
                 )
         kind = to_arrow_type(self.type, "dd.Aggregate, type=")
         if kind not in TYPES:
-            raise SpecError("dd.Aggregate", f"type= is {shorten(repr(kind))}", "give float, int or bool")
+            raise SpecError("dd.Aggregate", f"type= is {shorten(repr(kind))}", "use float, int or bool")
         object.__setattr__(self, "type", kind)
 
     def __call__(self, sql: str) -> AppliedAggregate:
@@ -240,12 +244,12 @@ class Aggregate:
             An argument for `Collection.agg`, in place of SQL.
         """
         if not isinstance(sql, str):
-            raise SpecError("dd.Aggregate", f"it is called with {shorten(repr(sql))}", "give SQL, as in mine('amount')")
+            raise SpecError("dd.Aggregate", f"it is called with {shorten(repr(sql))}", "pass SQL, as in mine('amount')")
         return AppliedAggregate(self, sql)
 
     @property
     def functions(self) -> tuple[Any, Any, Any]:
-        """The functions add, retract and result."""
+        """The three functions of the aggregate: add, retract and result."""
         return self.add, self.retract, self.result
 
 

@@ -1,8 +1,9 @@
-"""Evolve a plan: widen or add input columns, share join sides, and keep the columns of past epochs.
+"""Change a plan that has a state: widen or add input columns, share join arrangements, record columns of past epochs.
 
 Guarantees: if `find_widening_objections` finds nothing, every collection of the wider plan has the rows of the narrower
-plan, cast to the new types. State can then be cast, too. The types of keys, orders and times never change, because they
-decide which event wins. An epoch is compared, and its files are read, with the columns of its ingest.
+plan, cast to the new types, and ddflow can cast the stored state. The types of keys, orders and times never change,
+because they decide which event wins. To read or compare an epoch, ddflow uses the columns that the plan had when the
+epoch was ingested.
 """
 
 from __future__ import annotations
@@ -40,27 +41,31 @@ from ddflow.plan.plan import Plan
 from ddflow.plan.text.codec import compute_node_ids
 from ddflow.plan.text.formulas import find_formula_objections
 from ddflow.storage.epochs import PastColumns
-from ddflow.storage.fields import MEND
+from ddflow.storage.fields import RESTORE_REMEDY
 
 Nodes = dict[Collection, Collection]
-"""A map from the collections of a plan to the same collections of the evolved plan."""
+"""A map from the collections of a plan to the corresponding collections of the evolved plan."""
 
 
 def parse_column_types(plan: Plan, given: Any, asked: str) -> dict[str, dict[str, pa.DataType]]:
-    """Parse the requested column types, by input.
+    """Parse the requested column types of each input.
 
-    ``given``: the columns of the only input, or ``{input: columns}``.  Columns are a schema, an object with one, or
-    ``{column: type}`` with Arrow types or their texts.  O(columns).  Raises `SpecError`, `NotArrow`.
+    ``given``: the columns of the only input, or ``{input: columns}``. The columns of an input are given as a schema, an
+    object with a schema, or ``{column: type}``. A type is an Arrow type or its text. O(columns). Raises `SpecError`,
+    `NotArrow`.
     """
     if isinstance(given, Mapping) and given and all(map(_is_schema_like, given.values())):
         if unknown := [name for name in given if name not in plan.inputs]:
             raise SpecError(
-                asked, f"there is no input {unknown[0]!r}", did_you_mean(str(unknown[0]), plan.inputs), input=unknown[0]
+                asked,
+                f"there is no input {unknown[0]!r}",
+                did_you_mean(str(unknown[0]), plan.inputs, "inputs"),
+                input=unknown[0],
             )
         return {name: _map_column_types(columns, f"{asked} of {name!r}") for name, columns in given.items()}
     if len(plan.inputs) != 1:
         found = f"the plan has the inputs {list(plan.inputs)}"
-        raise SpecError(asked, found, "say of which: " + InputTypesFix(next(iter(plan.inputs))))
+        raise SpecError(asked, found, "name the input: " + InputTypesFix(next(iter(plan.inputs))))
     return {next(iter(plan.inputs)): _map_column_types(given, asked)}
 
 
@@ -74,9 +79,10 @@ def _map_column_types(given: Any, asked: str) -> dict[str, pa.DataType]:
 
 
 def evolve_plan_to_types(plan: Plan, given: Any, asked: str) -> tuple[Plan, Nodes]:
-    """Build the plan with the requested column types, and map each old collection to its new one.  O(nodes).
+    """Build the plan with the requested column types, and map each old collection to the corresponding new collection.
 
-    Raises `SpecError` if a column cannot be widened to its type; `PlanChanged` if the plan does not fit the types.
+    O(nodes). Raises `SpecError` if a column cannot be widened to the requested type, and `PlanChanged` if the plan does
+    not fit the types.
     """
     types = parse_column_types(plan, given, asked)
     schemas = {name: widen_schema(plan.inputs[name].bound, of, asked) for name, of in types.items()}
@@ -84,14 +90,14 @@ def evolve_plan_to_types(plan: Plan, given: Any, asked: str) -> tuple[Plan, Node
         return evolve_plan(plan, schemas)
     except (SpecError, ExpressionError) as error:
         remedy = ErrorText(
-            *(error.fix, "; as a new output, after which the old one goes (docs/guides/schema-changes.md, A column "),
-            *("that goes), or in a new state, of a log with ", CommandFix("migrate")),
+            *(error.fix, "; do this in a new output and then remove the old output (docs/guides/schema-changes.md, A "),
+            *("column that goes), or in a new state, created from a log with ", CommandFix("migrate")),
         )
         raise PlanChanged(asked, f"{error.asked}: {error.found}", remedy) from None
 
 
 def refuse_misspelled_columns(plan: Plan, added: Mapping[str, Container[str]], asked: str) -> None:
-    """Raise `SpecError` for a new column with a name close to another column's, because it may be misspelled.
+    """Raise `SpecError` if the name of a new column is probably misspelled, because a similar name exists.
 
     ``plan``: the plan with the new columns.  ``added``: their names, by input.  O(columns of these inputs).
     """
@@ -102,16 +108,16 @@ def refuse_misspelled_columns(plan: Plan, added: Mapping[str, Container[str]], a
             if column in columns and find_nearest_name(column, known) is not None:
                 raise SpecError(
                     f"{asked}: column {column!r} of input {name!r}",
-                    "there is no such column, and a new one stays for good",
-                    f"{did_you_mean(column, known)}; a new column of a name like another's is taken in by the flow "
-                    "that declares it, when that opens the state",
+                    "there is no such column, and a new column is permanent",
+                    f"{did_you_mean(column, known)}; to add a column of such a similar name, declare it in the flow "
+                    "that opens the state",
                     column=column,
                     input=name,
                 )
 
 
 def widen_schema(bound: Binding, types: Mapping[str, pa.DataType], asked: str) -> pa.Schema:
-    """Widen an input's columns and append new ones, which may be null.
+    """Widen an input's columns, and append new columns, which can be null.
 
     Other columns stay.  O(columns).  Raises `SpecError` if a column cannot be widened to its type.
 
@@ -134,10 +140,10 @@ def widen_schema(bound: Binding, types: Mapping[str, pa.DataType], asked: str) -
         if kind != field.type and find_widening(field.type, kind) is None:
             raise SpecError(
                 f"{asked}: column {field.name!r} as {kind}",
-                f"it is {field.type}, which cannot be widened to that",
+                f"it is {field.type}, which cannot be widened to {kind}",
                 ErrorText(
-                    *("a column may become wider (docs/semantics.md, Columns that change); for another type make a "),
-                    *("new state of the log with ", CommandFix("migrate")),
+                    *("use a wider type (docs/semantics.md, Columns that change); for any other type, create a new "),
+                    *("state from a log with ", CommandFix("migrate")),
                 ),
                 column=field.name,
             )
@@ -153,11 +159,11 @@ def evolve_plan(
     times: pa.DataType | None = None,
     sides: Mapping[Collection, tuple[Collection, Sequence[str]]] | None = None,
 ) -> tuple[Plan, Nodes]:
-    """Build the plan of inputs with other columns, and map each old collection to its new one.
+    """Rebuild a plan on inputs with other columns, and map each old collection to the corresponding new collection.
 
     ``only``: the outputs to build, by default all.  ``times``: the type of times, by default unchanged.  ``sides``: the
-    collection and column names to arrange, for each arrangement with other columns.  O(nodes).  Raises the errors of
-    building a plan.
+    collection and column names to arrange, for each arrangement with other columns. O(nodes). Raises any error that
+    building a plan raises.
     """
     out, made = Plan(), Nodes()
     wanted = walk_inputs(node for name, node in plan.outputs.items() if only is None or name in only)
@@ -179,7 +185,7 @@ def evolve_plan(
 
 
 def build_plan_with_time_type(plan: Plan, kind: pa.DataType) -> tuple[Plan, Nodes]:
-    """Build the epoch-mode plan with step times of type ``kind``, and map each collection to its new one.  O(nodes)."""
+    """Rebuild an epoch-mode plan with step times of type ``kind``, and map each collection to its copy. O(nodes)."""
     if plan.holds_back or plan.time_type == kind:
         return plan, {node: node for node in plan.nodes}
     return evolve_plan(plan, {}, times=kind)
@@ -194,7 +200,7 @@ def _bind_changed_input(bound: Binding, schemas: Mapping[str, pa.Schema], times:
 
 
 def find_widening_objections(old: Plan, new: Plan, nodes: Nodes) -> Iterator[str]:
-    """Yield reasons why a wider plan may compute other rows than the narrower one.  O(nodes + expressions).
+    """Yield reasons why the wider plan can compute other rows than the narrower plan. O(nodes + expressions).
 
     ``nodes``: maps collections of the narrower plan to collections of the wider one.
     """
@@ -212,9 +218,10 @@ def _find_input_objections(old: Binding, new: Binding) -> Iterator[str]:
     for name in changed:
         was, now = old.schema.field(name).type, new.schema.field(name).type
         for option in (option for option, names in new.fixed_type_columns_by_option.items() if name in names):
-            yield f"column {name!r} {of} is {now}, and was {was}; it decides ({option}), and such columns never change"
+            decides = f"it decides between events ({option}), so its type never changes"
+            yield f"column {name!r} {of} is {now}, but was {was}; {decides}"
     if changed and old.merging is not None and old.merging.machine is not None:
-        yield f"the machine {of} reads {changed}, and may do something else"
+        yield f"the machine {of} reads {changed}, and may behave differently with the new types"
     for option, expression in new.formulas.items():
         yield from (f"{option}= {of}: {why}" for why in find_formula_objections(expression, old.schema, new.schema))
     if not (isinstance(old, BoundUpserts) and isinstance(new, BoundUpserts)):
@@ -225,7 +232,7 @@ def _find_input_objections(old: Binding, new: Binding) -> Iterator[str]:
 
 
 def _find_tombstone_objections(old: BoundUpserts, new: BoundUpserts, of: str) -> Iterator[str]:
-    """Yield an objection if other tombstone values would delete a row."""
+    """Yield an objection if the new types would change which values of the tombstone column delete a row."""
     assert isinstance(new.spec.delete, Tombstone)
     column = new.spec.delete.column
     kinds = old.schema.field(column).type, new.schema.field(column).type
@@ -234,21 +241,21 @@ def _find_tombstone_objections(old: BoundUpserts, new: BoundUpserts, of: str) ->
     else:
         same = not pat.is_boolean(kinds[0])
     if not same and not is_text(kinds[0]):
-        yield f"{new.spec.delete!r} {of} may mean something else, as {column!r} is {kinds[1]} and was {kinds[0]}"
+        yield f"{new.spec.delete!r} {of} may delete other rows, because {column!r} is {kinds[1]} but was {kinds[0]}"
 
 
 def _find_merge_objections(old: BoundUpserts, new: BoundUpserts, of: str) -> Iterator[str]:
-    """Yield the parts of a merge that would compute other results with the new types."""
+    """Yield an objection for each part of a merge that would compute other results with the new types."""
     if new.merging is None or old.merging is None:
         return
     changed = set(list_changed_types(old.row_schema, new.row_schema))
     if new.merging.function is not None and changed:
-        yield f"merge= {of} is a function, which reads {sorted(changed)} and may do something else"
+        yield f"merge= {of} is a function that reads {sorted(changed)} and may behave differently with the new types"
     for column in new.merging.columns:
         there = old.schema if column.name in old.schema.names else new.schema
         was, now = there.field(column.name).type, new.schema.field(column.name).type
         if was != now and new.merging.function is None and not _can_continue_fold(column.strategy, was, now):
-            yield f"{column.strategy!r} of {column.name!r} {of} would go on otherwise with {now} than with {was}"
+            yield f"{column.strategy!r} of {column.name!r} {of} would compute other results with {now} than with {was}"
     for field, expression in new.merging.derived:
         if field.name not in old.row_schema.names:
             continue
@@ -257,7 +264,7 @@ def _find_merge_objections(old: BoundUpserts, new: BoundUpserts, of: str) -> Ite
         if field.name in changed and (
             expression.type != field.type or (gave != kept and not find_widening(gave, kept))
         ):
-            yield f"derive= of {field.name!r} {of} gives {gave}, kept as {kept}, and the column is {field.type}"
+            yield f"derive= of {field.name!r} {of} gives {gave}, stored as {kept}, but the column is {field.type}"
         rows = old.row_schema, new.row_schema
         yield from (
             f"derive= of {field.name!r} {of}: {why}" for why in find_formula_objections(expression, *rows, gave)
@@ -265,11 +272,11 @@ def _find_merge_objections(old: BoundUpserts, new: BoundUpserts, of: str) -> Ite
 
 
 def _can_continue_fold(strategy: Strategy, old: pa.DataType, new: pa.DataType) -> bool:
-    """Tell whether casting a strategy's folded state equals folding the cast cells from the start."""
+    """Tell whether casting the stored cell has the same result as merging all earlier cells in the new type."""
     if strategy.name in ("max", "min"):
         return keeps_order(old, new)
     if strategy.name == "sum":
-        # Partial sums of integers are exact in the narrower type; partial sums of floats were rounded to it.
+        # The stored sum of integers is exact. The stored sum of floats was rounded to the narrower type.
         return not pat.is_floating(old) and not (pat.is_floating(new) and old.bit_width == 64)
     if strategy.name == "fields":
         parts, default = dict(strategy.parts or ()), strategy.default or last_non_null()
@@ -279,9 +286,11 @@ def _can_continue_fold(strategy: Strategy, old: pa.DataType, new: pa.DataType) -
 
 
 def share_join_arrangements(plan: Plan, recorded: Mapping[str, Any] | None = None) -> Plan:
-    """Merge join arrangements over the same collection and key, or return the same plan if there are none.  O(nodes).
+    """Replace arrangements of joins that have the same collection and key by one arrangement.
 
-    ``recorded``: the description of the state to open with the plan.
+    If there are none, return the same plan.
+
+    O(nodes). ``recorded``: the description of the state to open with the plan.
 
     >>> import ddflow as dd
     >>> flow = dd.Flow()
@@ -325,7 +334,10 @@ def share_join_arrangements(plan: Plan, recorded: Mapping[str, Any] | None = Non
 
 
 def find_arranged_collection(node: Collection) -> Any:
-    """Return the collection whose columns an arrangement stores unrenamed; None if ``node`` is no arrangement."""
+    """Return the collection that an arrangement stores, before any renaming.
+
+    Return None if ``node`` is not an arrangement.
+    """
     if node.verb != "arrange":
         return None
     below = node.inputs[0]
@@ -334,7 +346,10 @@ def find_arranged_collection(node: Collection) -> Any:
 
 
 def _find_extensible_arrangements(plan: Plan) -> set[Collection]:
-    """Return the arrangements that only joins read: they may get more columns, since joins select columns by name."""
+    """Return the arrangements that only joins read.
+
+    Joins select columns by name, so additional columns in such an arrangement do no harm.
+    """
     needed, out = walk_inputs(plan.outputs.values()), set[Collection]()
     bound = set(plan.outputs.values())
     for node in needed:
@@ -345,7 +360,7 @@ def _find_extensible_arrangements(plan: Plan) -> set[Collection]:
 
 
 def _find_stored_arrangements(plan: Plan, recorded: Mapping[str, Any]) -> Iterator[tuple[Collection, list[str]]]:
-    """Yield the columns of the arrangements that a state stores for a plan's outputs.  O(nodes)."""
+    """Yield each arrangement that a state stores for a plan's outputs, with its columns. O(nodes)."""
     nodes, seen = recorded["collections"], set[tuple[Collection, str]]()
     ahead = [(node, str(recorded["outputs"].get(name))) for name, node in plan.outputs.items()]
     while ahead:
@@ -368,7 +383,7 @@ def _find_stored_arrangements(plan: Plan, recorded: Mapping[str, Any]) -> Iterat
 
 
 class PastSchemas(NamedTuple):
-    """Past columns of ``inputs`` and of ``outputs``, side outputs included.  ``epoch``: the last epoch with them.
+    """The columns that inputs and outputs of a plan had up to ``epoch``. ``outputs`` includes side outputs.
 
     >>> from ddflow.plan.inputs.spec import Upsert
     >>> plan = Plan()
@@ -388,7 +403,7 @@ class PastSchemas(NamedTuple):
     def from_record(cls, record: PastColumns, what: str) -> PastSchemas:
         """Decode the past columns of a manifest.
 
-        ``what``: its name in errors.  O(columns).  Raises `CorruptState`.
+        ``what``: the name of the manifest in errors.  O(columns).  Raises `CorruptState`.
         """
         given = record.inputs, record.outputs
         return cls(record.epoch, *({name: decode_schema(text, what) for name, text in each.items()} for each in given))
@@ -408,10 +423,10 @@ def record_past_columns(plan: Plan, epoch: int) -> PastColumns:
 def retain_past_columns(
     known: tuple[PastColumns, ...], before: Plan | None, last: int, oldest: int | None
 ) -> tuple[PastColumns, ...]:
-    """Keep the past columns of epochs from ``oldest`` on; none if that is None.  O(columns).
+    """Keep the past columns of the epoch ``oldest`` and later epochs. If ``oldest`` is None, keep nothing. O(columns).
 
-    ``known``: the past columns of the previous version.  ``before``: its plan, if the next version has other columns.
-    ``last``: its epoch.
+    ``known``: the past columns of the previous version.  ``before``: the plan of that version, if the next version has
+    other columns.  ``last``: the epoch of that version.
     """
     if before is not None and [each.epoch for each in known[-1:]] != [last]:
         known = (*known, record_past_columns(before, last))
@@ -419,7 +434,7 @@ def retain_past_columns(
 
 
 def find_past_schemas(past: Iterable[PastSchemas], epoch: int) -> PastSchemas | None:
-    """Find the past columns of an epoch; None if the plan still has them.
+    """Find the past columns of an epoch. Return None if the columns have not changed since the epoch.
 
     ``past``: ascending by epoch.  O(``past``).
     """
@@ -436,4 +451,4 @@ def decode_schema(text: str, what: str) -> pa.Schema:
     try:
         return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text, validate=True)))
     except (binascii.Error, OSError, pa.ArrowException, ValueError) as error:
-        raise CorruptState(what, f"its past columns are no schema ({error})", MEND) from None
+        raise CorruptState(what, f"its past columns are not a schema ({error})", RESTORE_REMEDY) from None

@@ -1,13 +1,13 @@
 """Declare and check the options of `Flow.open`.
 
-Invariant: each option is a field of `EngineOptions` and nowhere else; `accept_keyword_options` derives the signature
-and docstring of `Flow.open` from these fields. An invalid option raises an error with its name before anything opens.
-The engine, not this file, locks the spill folder.
+Invariant: each option is declared only once, as a field of `EngineOptions`. `accept_keyword_options` derives the
+signature and the docstring of `Flow.open` from these fields. An invalid option raises an error, with the name of the
+option, before anything opens. The engine locks the spill folder; `options.py` does not.
 
 >>> EngineOptions(retain=-1)
 Traceback (most recent call last):
     ...
-ddflow.errors.SpecError: retain=-1: that is no number of times; give a whole number, 0 or more
+ddflow.errors.SpecError: retain=-1: that is not a number of times; use a whole number, 0 or more
 """
 
 import functools
@@ -40,9 +40,9 @@ class EngineOptions:
         A folder, or ``s3://bucket/prefix``, to store the state in and to continue it from.  Without it, the state is
         in memory and lost when the engine closes.
     memory : str or int, optional
-        A budget: a size such as ``"512MB"``, or a number of bytes.  By default there is no limit.
+        The memory budget: a size such as ``"512MB"``, or a number of bytes.  By default there is no limit.
     spill : str or path, optional
-        A folder that only this engine uses, for data over the budget.  A durable state has a spill folder itself.
+        A folder that only this engine uses, for data over the budget.  A durable state contains its own spill folder.
         Without a folder, ddflow refuses a step whose state would exceed the budget.
     verdicts : {"counts", "rows"}
         "rows" also lists every event with its verdict.
@@ -51,24 +51,25 @@ class EngineOptions:
         dates, and the type's unit (mostly microseconds) for timestamps.  A state keeps its last setting; the default is
         0.  The first call with a smaller setting drops older history.
     threads : int or "auto"
-        The number of threads for the kernels of a step, 1 or more; "auto": the number of cores, at most 8.  Small steps
-        use one thread.  Results and state do not depend on it.
+        The number of threads for the kernels of a step, 1 or more.  "auto" is the number of cores, at most 8.  Small
+        steps use one thread.  Results and state do not depend on the number of threads.
     secret : Secret, optional
-        The secret to mix into identities.  By default a new one; an existing state keeps its secret.
+        The secret that ddflow mixes into the identities of keys.  By default a new secret; an existing state keeps its
+        secret.
     outputs : str or path, optional
-        With a state: a folder that only this state uses, for the updates of each committed epoch as Parquet.  Without
-        it, the state keeps the updates as long as the same epoch may be ingested again.
+        With a state: a folder for the updates of each committed epoch, as Parquet.  Only this state may use the folder.
+        Without the option, the state keeps the updates of an epoch as long as you may ingest the epoch again.
     commit_every : str, optional
-        With a state: when calls become an epoch.  "call": each call, before it returns.  A span such as "50ms": all
-        calls within the span; `Step.committed` and `Engine.flush` wait for the commit.  None: all calls up to the next
-        `Engine.flush`.
+        With a state: when calls become an epoch.  With "call", each call is an epoch, committed before the call
+        returns.  With a duration such as "50ms", all calls within it are one epoch; `Step.committed` and `Engine.flush`
+        wait for the commit.  With None, all calls up to the next `Engine.flush` are one epoch.
     trust : {"owner", "group"}
         With a state: "group" accepts a folder of another user, or one that others can write to.
     grace : float
         With a state: how many seconds to keep a version for readers after its successor is committed.
     verify : {"open", "lazy"}
-        With a state: when to compare the checksums of files.  "open": before anything else.  "lazy": in the background,
-        before the first commit.
+        With a state: when to compare the checksums of files.  "open" compares them before anything else, "lazy" in the
+        background before the first commit.
     metrics : callable, optional
         A function to call with the `ddflow.metrics.CallMetrics` of each call that took effect.
 
@@ -88,7 +89,7 @@ class EngineOptions:
 
     Notes
     -----
-    O(1) in memory.  With a ``state``, O(bytes of the state).
+    O(1) in memory. If ``state`` is given, O(bytes of the state).
     """
 
     state: str | PathLike[str] | Store | None = None
@@ -113,12 +114,12 @@ class EngineOptions:
             ("trust", ("owner", "group")),
         ):
             if (given := getattr(self, name)) not in choices:
-                raise SpecError(Option(name, given), "that is no choice", "use {!r} or {!r}".format(*choices))
+                raise SpecError(Option(name, given), "that is not a valid value", "use {!r} or {!r}".format(*choices))
         if self.commit_every not in (None, "call") and not parse_seconds(str(self.commit_every), "commit_every="):
-            raise SpecError("commit_every=0", "that is no span", "leave it out: every call is then an epoch")
+            raise SpecError("commit_every=0", "that is not a duration", "omit it: every call is then an epoch")
         if self.state is None and (self.outputs is not None or self.commit_every != "call"):
             name = "outputs=" if self.outputs is not None else "commit_every="
-            raise SpecError(name, "it has no effect without a state", "give the folder of a state too")
+            raise SpecError(name, "it has no effect without a state", "pass the folder of a state too")
         check_outputs_path(self.outputs)  # before anything is created
         for name, what, least in (("retain", "times", 0), ("threads", "threads", 1)):
             given = getattr(self, name)
@@ -127,17 +128,17 @@ class EngineOptions:
             if isinstance(given, bool) or not isinstance(given, int) or given < least:
                 raise SpecError(
                     Option(name, given),
-                    f"that is no number of {what}",
-                    f"give a whole number, {least} or more" + (', or "auto"' if name == "threads" else ""),
+                    f"that is not a number of {what}",
+                    f"use a whole number, {least} or more" + (', or "auto"' if name == "threads" else ""),
                 )
 
 
 def accept_keyword_options(
     options: Callable[P, EngineOptions],
 ) -> Callable[[Callable[[Owner, EngineOptions], Opened]], Callable[Concatenate[Owner, P], Opened]]:
-    """Turn a method with one options object into a method with a keyword argument for each option.
+    """Turn a method that takes an options object into a method that takes each option as a keyword argument.
 
-    Checkers, editors and ``help`` see the options with their types, defaults and text.
+    Type checkers, editors and ``help`` show each option with its type, its default and its description.
 
     >>> class Plan:
     ...     @accept_keyword_options(EngineOptions)

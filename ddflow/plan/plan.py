@@ -1,8 +1,9 @@
-"""Build a plan: inputs, operators on their differences, and named outputs.
+"""Build a plan of inputs, operators and named outputs.
 
-Invariant: any mistake detectable without data raises an error in the call that makes it, with the column's name.
+Invariant: if ddflow can detect a mistake without data, the call that contains the mistake raises an error. The error
+names the column.
 
-A plan runs nothing: `ddflow.Flow.open` turns it into an engine, and the Spark bridge turns it into stages.
+A plan runs nothing. `ddflow.Flow.open` turns a plan into an engine, and the Spark bridge turns a plan into stages.
 
 >>> import pyarrow as pa
 >>> from ddflow.plan.inputs.spec import Upsert
@@ -131,7 +132,7 @@ class Plan(PlanNodes):
         key: str | Sequence[str] = (),
         format: Format | None = None,
     ) -> Input:
-        """Add an input of differences: each row carries the number of times it counts.
+        """Add an input of differences. Each row has a diff, which is the number of times that the row counts.
 
         Parameters
         ----------
@@ -171,7 +172,8 @@ class Plan(PlanNodes):
 
         Notes
         -----
-        With ``keep``, the state holds each current row with its multiplicity; without it, the state holds no rows.
+        If ``keep`` is true, the state holds each current row with its multiplicity. Without ``keep``, the state holds
+        no rows.
 
         Examples
         --------
@@ -229,9 +231,7 @@ class Plan(PlanNodes):
         name, spec = bound.name, bound.spec
         if name in self.inputs or name in self.outputs:
             by = "input" if name in self.inputs else "output"
-            raise SpecError(
-                f"input {name!r}", f"an {by} has that name already", "give every input a name of its own", input=name
-            )
+            raise SpecError(f"input {name!r}", f"an {by} already has that name", "choose another name", input=name)
         for other in self.inputs.values():
             self._check_modes(bound, other.bound)
         for side, schema in bound.side_output_schemas.items():
@@ -240,8 +240,8 @@ class Plan(PlanNodes):
             if side in self.outputs:
                 raise SpecError(
                     f"input {name!r}",
-                    why + f" adds an output {side!r}, which is taken",
-                    "give that output another name",
+                    why + f" adds an output {side!r}, but the flow already has one",
+                    "choose another name for the output of the flow",
                     input=name,
                 )
         self.inputs[name] = Input(self, bound)
@@ -253,19 +253,19 @@ class Plan(PlanNodes):
             raise SpecError(
                 "a flow of two inputs",
                 f"{waiting.name!r} is in hold-back mode (time={waiting.spec.time!r}) and {free.name!r} is not",
-                ErrorText("name ", Option("time"), " in both specs, or in neither"),
+                ErrorText("set ", Option("time"), " in both specs, or in neither"),
             )
         if one.time_type != other.time_type:
             raise SpecError(
                 "a flow of two inputs",
-                f"the times of {one.name!r} are {one.time_type}, those of {other.name!r} {other.time_type}",
-                "cast one to the other",
+                f"the times of {one.name!r} are {one.time_type}, but the times of {other.name!r} are {other.time_type}",
+                "cast one time column to the type of the other",
             )
         if (one.spec.lateness is None) != (other.spec.lateness is None):
             raise SpecError(
                 "a flow of two inputs",
-                ErrorText("one has ", Option("lateness"), ", one not"),
-                "give it to both or neither",
+                ErrorText("one has ", Option("lateness"), ", but the other does not"),
+                "set it in both specs, or in neither",
             )
 
     def output(self, name: str, collection: Collection) -> Collection:
@@ -289,36 +289,38 @@ class Plan(PlanNodes):
             If the name is taken, or the collection is of another flow.
         """
         if not isinstance(name, str) or not isinstance(collection, Collection):
-            found = f"it is given {name!r:.99} and {collection!r:.99}"
+            found = f"its arguments are {name!r:.99} and {collection!r:.99}"
             raise SpecError("flow.output", found, 'write flow.output("name", collection)')
         if collection.flow is not self:
-            raise SpecError(f"output {name!r}", "the collection is of another flow", "build it in this one")
+            raise SpecError(f"output {name!r}", "the collection is of another flow", "build it in this flow")
         asked = f"output {name!r}"
         if name in self.outputs:
-            raise SpecError(asked, "an output has that name already", "give every output a name of its own")
+            raise SpecError(asked, "an output already has that name", "choose another name")
         if name in self.side_outputs():
             by = self.side_outputs()[name][0].name
             raise SpecError(
-                asked, f"the input {by!r} adds an output of that name", "give this one another name", input=by
+                asked, f"the input {by!r} adds an output of that name", "choose another name for this output", input=by
             )
         if name in self.inputs and self.inputs[name] is not collection:
-            found = "an input has that name, and only its own rows may be put out under it"
-            raise SpecError(asked, found, "give this output another name")
+            found = "an input has that name, but the collection is not that input"
+            raise SpecError(asked, found, "choose another name for this output")
         self.outputs[name] = collection
         return collection
 
     @property
     def holds_back(self) -> bool:
-        """Whether the flow is in hold-back mode, because its inputs name a time column."""
+        """Whether the flow is in hold-back mode. The flow is in hold-back mode if its inputs name a time column."""
         return any(input.spec.holds_back for input in self.inputs.values())
 
     @property
     def time_type(self) -> pa.DataType:
-        """The type of ``_time`` in outputs: the type of the time columns, else the type of the first step's time."""
+        """The type of ``_time`` in outputs. Without time columns, the type of the first step's time is used."""
         return next((s.bound.time_type for s in self.inputs.values()), pa.int64())
 
     def side_outputs(self) -> dict[str, tuple[Input, pa.Schema]]:
-        """List the side outputs, added by ``stale="mark"``, ``stale="side"``, and by ``on_bad="drop"`` of a format.
+        """List the side outputs.
+
+        The options ``stale="mark"``, ``stale="side"``, and ``on_bad="drop"`` of a format add side outputs.
 
         Returns
         -------
@@ -332,7 +334,7 @@ class Plan(PlanNodes):
         }
 
     def updates_schema(self, name: str) -> pa.Schema | None:
-        """Return the columns of the updates of an output, a side output or an input.
+        """Return the columns that the updates of an output, a side output or an input have.
 
         Parameters
         ----------

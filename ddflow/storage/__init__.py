@@ -1,9 +1,11 @@
-"""Store states on disk, in a bucket or in memory: no other package reads or writes state files.
+"""Store states on disk, in a bucket or in memory. No other package reads or writes state files.
 
-A file never changes after it was written. It is only unlinked, so a reader that mapped it keeps its bytes.
+A file never changes after it was written. Files are deleted only by unlinking, so a reader that has mapped a file can
+still read it.
 
-A *lasting* file is named by a manifest, with its length and checksum. It becomes durable before the manifest does, and
-is deleted after the last manifest that names it.
+A manifest names each *lasting* file with its length and checksum. A lasting file becomes durable before a manifest that
+lists it is published. A lasting file is deleted after the last manifest that names it.
 
-A *scratch* file holds data that did not fit in memory. It is never synced, and is deleted with its engine.
+A *scratch* file holds data that did not fit in memory. Scratch files are never synced, and are deleted when their
+engine closes.
 """

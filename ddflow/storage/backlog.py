@@ -1,12 +1,14 @@
-"""Keep receipts for slow sinks in separate files, so that a manifest stays short.
+"""Keep the receipts of epochs that slow sinks still need in separate files, so that a manifest stays short.
 
-A file of level 1 holds `FAN` receipts, and a file of a higher level names `FAN` files of the level below. A manifest
-names the roots of these trees, so a commit writes new receipts only, and a manifest names O(log receipts) files. The
-children of a partly acknowledged root replace it, so acknowledged receipts leave in steps of `FAN`.
+A file of level 1 holds `FAN` receipts, and a file of a higher level names `FAN` files of the level below. The backlog
+files form trees, and a manifest names the roots. So a commit writes only new receipts, and a manifest names O(log
+receipts) files. When all sinks have acknowledged some receipts of a tree, the children of the root replace the root. A
+child file that no sink needs is removed, so receipts are removed in groups of `FAN`.
 
-Guarantees: the receipts of a version are those in its backlog, then those in its manifest: one per epoch, ascending. A
-backlog file never changes. `Backlog.find_different_files` reads only files that differ between two versions.
-Limits: a backlog knows no content of a receipt except the files that it names.
+Guarantees: the backlog of a version has the older receipts, and the manifest has the newer receipts. Backlog and
+manifest together have one receipt per epoch, in ascending order. A backlog file never changes.
+`Backlog.find_different_files` reads only files that differ between versions.
+Limits: a backlog reads only the epoch number and the file names of a receipt.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -17,20 +19,23 @@ from msgspec.json import Decoder
 
 from ddflow.errors import CorruptState
 from ddflow.storage.epochs import Epoch, refuse_duplicate_files
-from ddflow.storage.fields import MEND, Positive, StrictRecord, decode_record, encode_record
+from ddflow.storage.fields import RESTORE_REMEDY, Positive, StrictRecord, decode_record, encode_record
 from ddflow.storage.inventory_text import list_state_file_names
 from ddflow.storage.protocol import Blob, BlobStore
 
 FAN: Final = 16
-"""The number of receipts, or of files, in one file of the backlog; also the most surplus receipts of a manifest."""
+"""The number of receipts or files that one backlog file names.
+
+A manifest has fewer than `FAN` receipts that could move to the backlog.
+"""
 HELD: Final = 64
-"""The number of files whose contents stay in memory."""
+"""The number of backlog files whose contents are cached in memory."""
 
 
 class BacklogFile(StrictRecord, frozen=True):
-    """A ``file`` of the backlog, with all receipts from epoch ``first`` to ``last``.
+    """A reference to a ``file`` of the backlog, with all receipts from epoch ``first`` to epoch ``last``.
 
-    ``level``: 1 if the file holds receipts, else one more than the level of the files that it names.
+    ``level``: 1 if the file holds receipts, otherwise one more than the level of the files that it names.
     """
 
     file: Blob
@@ -42,11 +47,11 @@ class BacklogFile(StrictRecord, frozen=True):
 _RECEIPTS: Final = Decoder(tuple[Epoch, ...])
 _PARTS: Final = Decoder(tuple[BacklogFile, ...])
 Fetch = Callable[[Blob], Any]
-"""A function that returns the bytes of a file after a comparison with its digest; raises `CorruptState`."""
+"""A function that returns the bytes of a file and verifies their digest. It raises `CorruptState`."""
 
 
 class Backlog:
-    """A reader and writer of a state's backlog.  ``fetch``: replaces the mapping by ``store``.
+    """A reader and writer of a state's backlog. ``fetch``: a function to read a file, by default ``store.map_blob``.
 
     >>> from ddflow.storage.memory import MemoryStore
     >>> backlog, parts = Backlog(MemoryStore()), ()
@@ -70,8 +75,9 @@ class Backlog:
     ) -> tuple[tuple[BacklogFile, ...], tuple[Epoch, ...]]:
         """Move receipts to the backlog, and return the parts and receipts of the next version.
 
-        Writes O(new receipts) and reads O(log receipts).  ``receipts``: from the manifest, where the last ``keep``
-        stay. ``taken``: the last epoch that every sink has.  Raises the errors of `BlobStore.put`, and `CorruptState`.
+        ``receipts``: the receipts of the manifest, where the last ``keep`` stay. ``taken``: the last epoch that every
+        sink has. Writes O(new receipts) and reads O(log receipts). Raises the errors of `BlobStore.put`, and
+        `CorruptState`.
         """
         kept = self._find_parts_after(parts, taken) if parts and receipts else []
         over = max(0, len(receipts) - keep)
@@ -86,7 +92,11 @@ class Backlog:
         return tuple(kept), receipts
 
     def _find_parts_after(self, parts: Sequence[BacklogFile], taken: int) -> list[BacklogFile]:
-        """Return the parts that have receipts after an epoch."""
+        """Return the parts with receipts after epoch ``taken``.
+
+        If the first part has receipts before and after the epoch, and names other parts, the named parts replace the
+        first part.
+        """
         kept = [part for part in parts if part.last > taken]
         while kept and kept[0].level > 1 and kept[0].first <= taken:
             kept[:1] = [part for part in self.read_parts(kept[0]) if part.last > taken]
@@ -103,21 +113,26 @@ class Backlog:
             del self._held[next(iter(self._held))]
 
     def read_parts(self, part: BacklogFile) -> tuple[BacklogFile, ...]:
-        """Read the parts that a part of a level above 1 names.  O(parts read).  Raises `CorruptState`."""
+        """Read the contents of a part of level 2 or higher: the parts that it names. O(parts read).
+
+        Raises `CorruptState`.
+        """
         found: tuple[BacklogFile, ...] = self._read_content(part, _PARTS)
         try:
             check_epoch_sequence(found)
         except ValueError as error:
-            raise CorruptState(self._describe_part(part), str(error), MEND) from None
+            raise CorruptState(self._describe_part(part), str(error), RESTORE_REMEDY) from None
         if any(each.level != part.level - 1 for each in found):
             raise CorruptState(
-                self._describe_part(part), f"it is of level {part.level}, and names others than below it", MEND
+                self._describe_part(part),
+                f"it has level {part.level}, but names files that are not one level below",
+                RESTORE_REMEDY,
             )
         self._check_epochs(part, [each.first for each in found[:1]] + [each.last for each in found[-1:]])
         return found
 
     def read_receipts(self, part: BacklogFile) -> tuple[Epoch, ...]:
-        """Read the receipts of a part of level 1.  O(receipts).  Raises `CorruptState`."""
+        """Read the contents of a part of level 1: its receipts. O(receipts). Raises `CorruptState`."""
         found: tuple[Epoch, ...] = self._read_content(part, _RECEIPTS)
         epochs = [each.epoch for each in found]
         self._check_epochs(part, epochs if epochs == list(range(part.first, part.last + 1)) else [])
@@ -135,14 +150,14 @@ class Backlog:
     def _check_epochs(self, part: BacklogFile, epochs: Sequence[int]) -> None:
         if [*epochs[:1], *epochs[-1:]] != [part.first, part.last]:
             raise CorruptState(
-                self._describe_part(part), f"it does not hold the epochs {part.first} to {part.last}", MEND
+                self._describe_part(part), f"it does not hold the epochs {part.first} to {part.last}", RESTORE_REMEDY
             )
 
     def _describe_part(self, part: BacklogFile) -> str:
         return f"the file {part.file.name} of {self.store.where}"
 
     def list_receipts(self, parts: Sequence[BacklogFile], after: int = 0) -> Iterator[Epoch]:
-        """Yield the receipts after an epoch, ascending.  O(receipts + parts).  Raises `CorruptState`."""
+        """Yield the receipts after an epoch, in ascending order. O(receipts + parts). Raises `CorruptState`."""
         for part in parts:
             if part.last > after and part.level > 1:
                 yield from self.list_receipts(self.read_parts(part), after)
@@ -152,9 +167,10 @@ class Backlog:
     def rewrite_epochs(
         self, parts: Sequence[BacklogFile], change: Callable[[Epoch], Epoch], written: list[Blob]
     ) -> tuple[BacklogFile, ...]:
-        """Apply ``change`` to each receipt, and rewrite the parts that differ; epochs stay the same.  O(receipts).
+        """Apply ``change`` to each receipt, and write the changed parts as new files. O(receipts).
 
-        ``written``: receives the new files.  Raises the errors of `BlobStore.put`, and `CorruptState`.
+        ``change`` must keep the epoch. ``written``: a list that receives the new files. Raises the errors of
+        `BlobStore.put`, and `CorruptState`.
         """
         out = list[BacklogFile]()
         for part in parts:
@@ -167,7 +183,10 @@ class Backlog:
         return tuple(out)
 
     def list_files(self, parts: Sequence[BacklogFile]) -> Iterator[Blob]:
-        """Yield all files of parts, and all files that their receipts name.  O(files).  Raises `CorruptState`."""
+        """Yield the backlog files of the given parts, and all files that the receipts in them name. O(files).
+
+        Raises `CorruptState`.
+        """
         for part in parts:
             yield part.file
             if part.level > 1:
@@ -178,10 +197,10 @@ class Backlog:
     def find_different_files(
         self, parts: Sequence[BacklogFile], others: Sequence[BacklogFile]
     ) -> tuple[set[str], set[str]]:
-        """Return the file names that only ``parts`` has, and those that only ``others`` has.
+        """Return two sets of file names: those that only ``parts`` has, and those that only ``others`` has.
 
-        The second set contains every name of ``others`` that ``parts`` lacks, and perhaps some common names.
-        ``others``: the parts of any versions.  O(differences).  Raises `CorruptState`.
+        The second set has every name that only ``others`` has, and perhaps some names that ``parts`` has too.
+        ``others``: the parts of any versions. O(differences). Raises `CorruptState`.
         """
         mine, theirs = {*parts} - {*others}, {*others} - {*parts}
         ours, names = set[str](), set[str]()
@@ -201,7 +220,9 @@ class Backlog:
 
 
 def check_epoch_sequence(parts: Sequence[BacklogFile]) -> None:
-    """Raise `ValueError` unless the epochs of parts ascend without a gap.  O(parts)."""
+    """Check that the epochs of the parts are ascending and have no gap. Raises `ValueError`. O(parts)."""
     for number, part in enumerate(parts):
         if part.last < part.first or (number and part.first != parts[number - 1].last + 1):
-            raise ValueError(f"the epochs {part.first} to {part.last} of its backlog do not follow")
+            raise ValueError(
+                f"the epochs {part.first} to {part.last} of its backlog do not follow the epochs before them"
+            )

@@ -1,4 +1,4 @@
-"""Help with the end of a ``with`` block: close an object in any case, or undo work if the block fails."""
+"""Define what happens at the end of a ``with`` block: close an object, or undo work if the block fails."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -6,7 +6,7 @@ from typing import Any, Self
 
 
 class Closing:
-    """A base class for context managers: ``with`` gives the object itself, and calls its ``close`` at the end.
+    """A base class for context managers: ``with`` returns the object itself, and calls its ``close`` at the end.
 
     ``close`` may be called twice.
 
@@ -32,7 +32,7 @@ class Closing:
 
 @contextmanager
 def undo_on_failure(undo: Callable[..., object], *given: Any) -> Iterator[None]:
-    """Call ``undo`` if the block fails in any way, then raise the failure again.
+    """Call ``undo(*given)`` if the block raises any exception, then raise the exception again.
 
     >>> with undo_on_failure(print, "undone"):
     ...     raise ValueError("it failed")

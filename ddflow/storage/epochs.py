@@ -1,10 +1,11 @@
 """Define the records that a manifest keeps of epochs, sources and sinks.
 
-The receipt of an epoch has the calls, their results, and the files that its outputs gained. A repeated epoch is
-recognized by its receipt, so all batch numbers must come from the one query that feeds the state.
+The receipt of an epoch lists the calls of the epoch, their results, and the new files of the outputs. ddflow recognizes
+a repeated epoch by the batch number in its receipt. So all batch numbers must come from a single query that feeds the
+state.
 
 Guarantees: an output names no file twice.
-Limits: a receipt knows neither what its files contain nor who fed the rows.
+Limits: a receipt says neither what the named files contain nor which program passed the rows.
 
 >>> blob = Blob("00ff00ff00ff00ff-1.arrow", 4, bytes(16))
 >>> call = EpochCall("step", 7, "0" * 32, 8, {"applied": 3}, {"rows": Output((blob,), 3)}, {"step": 1200})
@@ -24,15 +25,18 @@ from ddflow.storage.protocol import Blob
 
 Kind = Literal["step", "push", "advance_to", "replace", "restate"]
 REMEDY: Final = ErrorText(
-    "go back with ", CommandFix("rollback"), ", restore it from a copy, or replay the log into a new state"
+    "go back with ", CommandFix("rollback"), ", restore it from a backup, or replay the log into a new state"
 )
 QUERY: Final = 200
-"""The maximum characters of a query's name."""
+"""The maximum number of characters in a query's name."""
 Name = Annotated[str, Meta(min_length=1, max_length=QUERY)]
 
 
 class Output(StrictRecord, frozen=True):
-    """The files, one or more and in order, of the updates that one output gained by a call.  ``rows``: their total."""
+    """The files, in order, with the updates that one call added to one output.
+
+    ``rows``: the total number of their rows.
+    """
 
     blobs: Annotated[tuple[Blob, ...], Meta(min_length=1)]
     rows: Natural
@@ -41,10 +45,10 @@ class Output(StrictRecord, frozen=True):
 class EpochCall(StrictRecord, frozen=True):
     """One call of an epoch, and its result.
 
-    ``time``: of the step, or the frontier that the call asked for; 0 for a push.  ``digest``: 32 hex digits, of the
-    input rows.  ``frontier``: after the call.  ``counts``: events by verdict, and ``absent`` keys.  ``outputs``: by
-    name, without empty ones.  ``figures``: measurements by name.  ``origin``: the files that the rows were read from,
-    if any.
+    ``time``: the time of the step, or the frontier that the call asked for; 0 for a push. ``digest``: the digest of the
+    input rows, as 32 hex digits. ``frontier``: the frontier after the call. ``counts``: the number of events by
+    verdict, and of ``absent`` keys. ``outputs``: the gains of the outputs by name, without empty gains. ``figures``:
+    measurements by name. ``origin``: the files that the rows were read from, if any.
     """
 
     kind: Kind
@@ -60,8 +64,9 @@ class EpochCall(StrictRecord, frozen=True):
 class Epoch(StrictRecord, frozen=True):
     """The receipt of a committed epoch, call by call.
 
-    ``batch``: the number of the epoch in the query that feeds the state, if any.  ``digest``, ``written``: the digest
-    and the date (unix milliseconds) of the manifest that committed the epoch; "" and None in that manifest itself.
+    ``batch``: the number of the epoch's batch in the query that feeds the state, if any. ``digest``, ``written``: the
+    digest and the date (unix milliseconds) of the manifest that committed the epoch. In the manifest of the epoch
+    itself, ``digest`` is "" and ``written`` is None.
     """
 
     epoch: Natural
@@ -77,14 +82,14 @@ class Epoch(StrictRecord, frozen=True):
                 yield from output.blobs
 
     def count_output_bytes(self, output: str) -> int:
-        """Count the bytes that one output gained.  O(calls)."""
+        """Count the bytes of the new files of one output. O(calls)."""
         return sum(blob.length for call in self.calls if output in call.outputs for blob in call.outputs[output].blobs)
 
 
 class PastColumns(StrictRecord, frozen=True):
-    """The columns that a plan had up to an epoch and has no longer: of ``inputs``, and of the tables of ``outputs``.
+    """The columns of a plan's inputs and of its outputs' tables, up to the epoch after which the plan was changed.
 
-    Maps names to Arrow's serialized schemas in base64.
+    ``inputs`` and ``outputs`` map names to serialized Arrow schemas in base64.
     """
 
     epoch: Natural
@@ -93,10 +98,10 @@ class PastColumns(StrictRecord, frozen=True):
 
 
 class Feed(StrictRecord, frozen=True):
-    """The query that feeds a state.
+    """The streaming query whose batches feed a state.
 
-    ``query``: its id, "" if none is known.  ``batch``: its last batch, from 0.  ``inputs``: the inputs that it has rows
-    for, sorted; empty if they are unknown.
+    ``query``: the id of the query, "" if it is unknown. ``batch``: the number of its last batch, counted from 0.
+    ``inputs``: the inputs that the query has rows for, sorted; empty if they are unknown.
     """
 
     query: Annotated[str, Meta(max_length=QUERY)]
@@ -105,12 +110,12 @@ class Feed(StrictRecord, frozen=True):
 
 
 class AttachedSource(StrictRecord, frozen=True):
-    """A source of a state.
+    """A source that feeds a state, and how far it was read.
 
-    ``kind``, ``target``: the type of the source and its place, without credentials.  ``position``: how far it was read,
-    as JSON that only the source understands.  ``left_out``: by input, the columns that appeared with its first rows and
-    are not read.  ``reached``: all rows written before this time were read, in unix milliseconds; None if it is
-    unknown.
+    ``kind``, ``target``: the type of the source, and its address without credentials. ``position``: how far the source
+    was read, as JSON that only the source understands. ``left_out``: by input, the columns that appeared with its first
+    rows and are not read. ``reached``: the time, in unix milliseconds, before which all written rows were read; None if
+    it is unknown.
     """
 
     kind: Name
@@ -121,12 +126,12 @@ class AttachedSource(StrictRecord, frozen=True):
 
 
 class AttachedSink(StrictRecord, frozen=True):
-    """A sink of a state.
+    """A sink that receives the epochs of a state, and how far it was written.
 
-    ``kind``, ``target``: as in `AttachedSource`.  ``mode``: how the sink writes rows.  ``epoch``: the last one that
-    needs no more writes.  ``written``: the last epoch with rows for the sink, and ``digest`` of its manifest, as the
-    target itself reports them.  ``columns``: those that the table got.  ``syncing``: whether a sync adds columns to the
-    table and has not filled them yet.
+    ``kind``, ``target``: as in `AttachedSource`. ``mode``: how the sink writes rows. ``epoch``: the last epoch that
+    needs no more writes. ``written``: the last epoch with rows for the sink, as the target reports it. ``digest``: the
+    digest of that epoch's manifest, as the target reports it. ``columns``: the columns of the sink's table.
+    ``syncing``: whether a sync adds columns to the table and has not filled them yet.
     """
 
     kind: Name
@@ -140,7 +145,7 @@ class AttachedSink(StrictRecord, frozen=True):
 
 
 def refuse_duplicate_files(calls: Iterable[Mapping[str, Output]]) -> None:
-    """Raise `ValueError` if an output names a file twice.  ``calls``: the outputs of each call.  O(files)."""
+    """Raise `ValueError` if an output names a file twice. ``calls``: the outputs of each call. O(files)."""
     for outputs in calls:
         for output in outputs.values():
             if len(output.blobs) > 1 and len({blob.name for blob in output.blobs}) < len(output.blobs):

@@ -1,11 +1,12 @@
-"""Record how the calls of a state fed each input, so that its log can be replayed in the same way.
+"""Record how calls passed rows to each input of a state, so that a log can be replayed in the same way.
 
-A `FeedHistory` is a list of runs: consecutive calls that fed the input alike, with their first and last epoch.
+A `FeedHistory` is a list of runs. A run stands for consecutive calls of the same kind, and has their first and last
+epoch.
 
-Guarantees: runs follow in the order of their calls. Together with the forgotten calls they are all calls that ever
-named the input.
-Limits: every commit writes the record, so the oldest runs are forgotten past `ROOM` characters. Only their number of
-calls by kind is kept. The record does not know the rows of a call.
+Guarantees: runs are in the order of their calls. Every call that ever named the input is in a run or is counted as
+forgotten.
+Limits: every commit writes the record, so the oldest runs are removed if the record exceeds `ROOM` characters. For
+removed ("forgotten") runs, the record keeps only the number of calls of each kind. The record never contains rows.
 """
 
 from __future__ import annotations
@@ -23,19 +24,20 @@ FULL: Final = "full"
 RESTATED: Final = "restated"
 WAYS: Final = (EVENTS_KIND, FULL, RESTATED)
 ROOM: Final = 1 << 14
-"""The maximum characters of one input's runs in a manifest: about 300 runs if scopes are short."""
+"""The maximum number of characters for the runs of one input in a manifest. About 300 short runs fit.
+"""
 SHOWN: Final = 4
-"""The number of latest runs that a message shows."""
+"""The maximum number of runs that a message shows. A message shows the latest runs."""
 
 Word = Instant | str | None
 """A value of an order column, as `ddflow.engine.full_contents.encode_order` writes it."""
 
 
 class FeedMode(NamedTuple):
-    """The way a call fed an input.
+    """How a call passed rows to an input.
 
-    ``kind``: a value of `WAYS`.  ``scope``: the scope of full contents, as the call gave it.  ``order``: the order that
-    the call gave for absent keys, one word a column; None if it gave none.
+    ``kind``: a value of `WAYS`. ``scope``: the scope of full contents, as the call passed it. ``order``: the order of
+    the call for absent keys, one word per column; None if the call had no order.
     """
 
     kind: Literal["events", "full", "restated"]
@@ -56,7 +58,10 @@ EVENTS: Final = FeedMode(EVENTS_KIND)
 
 
 class FeedRun(NamedTuple):
-    """Consecutive calls that fed an input in one way, from epoch ``first`` to ``last``; an epoch may have several."""
+    """Consecutive calls that passed rows to an input in the same way, from epoch ``first`` to ``last``.
+
+    An epoch may have several calls.
+    """
 
     first: Positive
     last: Positive
@@ -65,7 +70,7 @@ class FeedRun(NamedTuple):
 
     @property
     def text_length(self) -> int:
-        """The characters that count for `ROOM`: the texts of the run, and about 50 for its three numbers."""
+        """The size of a run, as limited by `ROOM`: the characters of its texts, and about 50 for the numbers."""
         return 50 + len(self.way.scope or "") + sum(map(len, map(str, self.way.order or ())))
 
     def __str__(self) -> str:
@@ -73,10 +78,10 @@ class FeedRun(NamedTuple):
 
 
 class FeedHistory(StrictRecord, frozen=True):
-    """The record of how one input was fed.
+    """The record of how calls passed rows to one input.
 
-    ``runs``: the last runs, oldest first.  ``until``: the last epoch of the forgotten runs, 0 for none.  ``events``,
-    ``full``, ``restated``: the number of forgotten calls of each kind.
+    ``runs``: the last runs, oldest first. ``until``: the last epoch of the forgotten runs, 0 if no run is forgotten.
+    ``events``, ``full``, ``restated``: the number of forgotten calls of each kind.
 
     >>> fed = FeedHistory()
     >>> for epoch, way in enumerate([EVENTS, EVENTS, FeedMode(FULL), FeedMode(FULL, "region = 'EU'")], 1):
@@ -89,7 +94,7 @@ class FeedHistory(StrictRecord, frozen=True):
     >>> fed.has_only_events, FeedHistory().add_call(1, EVENTS).has_only_events
     (False, True)
     >>> print(fed.remove_runs_naming_values())
-    4 calls that are not kept one by one (epochs up to 4: 2 of events, 2 of full contents, 0 restated)
+    4 calls without details (epochs up to 4: 2 of events, 2 of full contents, 0 restated)
     """
 
     runs: tuple[FeedRun, ...] = ()
@@ -99,7 +104,7 @@ class FeedHistory(StrictRecord, frozen=True):
     restated: Natural = 0
 
     def check_calls(self, epoch: int) -> None:
-        """Raise `ValueError` if calls up to an epoch cannot have made this record.  O(runs)."""
+        """Raise `ValueError` if this record is impossible for a state whose last epoch is ``epoch``. O(runs)."""
         gone = self.events + self.full + self.restated
         if (self.until == 0) != (gone == 0):
             raise ValueError(f"it has forgotten {gone:,} calls up to epoch {self.until}")
@@ -108,35 +113,38 @@ class FeedHistory(StrictRecord, frozen=True):
             first, to, calls, way = run
             odd = (way.scope is not None and way.kind != FULL) or (way.order is not None and way.kind == EVENTS_KIND)
             if odd or way == before or not last <= first <= to or calls < (1 if first == to else 2):
-                raise ValueError(f"runs[{number}] is no run of calls that follows the one before")
+                raise ValueError(f"runs[{number}] is not a valid run of calls, or does not follow the run before it")
             last, before, size = to, way, size + run.text_length
         if last > epoch:
-            raise ValueError(f"it tells of calls up to epoch {last}, and the last one is {epoch}")
+            raise ValueError(f"it has calls up to epoch {last}, but the last epoch is {epoch}")
         if size > ROOM:
-            raise ValueError(f"its runs take {size:,} characters, of which there may be {ROOM:,}")
+            raise ValueError(f"its runs take {size:,} characters, but the limit is {ROOM:,}")
 
     @property
     def has_only_events(self) -> bool:
-        """Whether all calls gave events only; then it does not matter how the events were split into calls."""
+        """Whether every call passed events, and no call passed full contents or corrections.
+
+        If every call passed events, the split of the events into calls does not matter.
+        """
         return not (self.full or self.restated) and all(run.way == EVENTS for run in self.runs)
 
     @property
     def forgotten_call_count(self) -> int:
-        """The number of calls of forgotten runs."""
+        """The total number of calls in forgotten runs."""
         return self.events + self.full + self.restated
 
     @property
     def call_count(self) -> int:
-        """The number of calls that fed the input."""
+        """The number of calls that passed rows to the input."""
         return self.forgotten_call_count + sum(run.calls for run in self.runs)
 
     @property
     def full_call_count(self) -> int:
-        """The number of calls that gave full contents or restated the input."""
+        """The number of calls that passed full contents or a corrected history to the input."""
         return self.full + self.restated + sum(run.calls for run in self.runs if run.way != EVENTS)
 
     def add_call(self, epoch: int, way: FeedMode) -> FeedHistory:
-        """Return the record with one more call.  O(runs)."""
+        """Return the record with one more call. O(runs)."""
         last = self.runs[-1] if self.runs else None
         if last is not None and last.way == way:
             return replace(self, runs=(*self.runs[:-1], FeedRun(last.first, epoch, last.calls + 1, way)))
@@ -149,7 +157,7 @@ class FeedHistory(StrictRecord, frozen=True):
     def remove_runs_naming_values(self) -> FeedHistory:
         """Return the record without the values in scopes and orders.
 
-        Forgets each run that has such values, and all runs before it.
+        If a run has a value in its scope or order, this run and all runs before it become forgotten runs.
         """
         worded = [n for n, run in enumerate(self.runs, 1) if run.way.scope is not None or run.way.order is not None]
         return self._forget_runs(max(worded, default=0), self.runs)
@@ -170,10 +178,10 @@ class FeedHistory(StrictRecord, frozen=True):
             return "nothing"
         told = [str(run) for run in self.runs[-SHOWN:]]
         if len(self.runs) > SHOWN:
-            told.insert(0, f"... {len(self.runs) - SHOWN:,} runs of calls more")
+            told.insert(0, f"... {len(self.runs) - SHOWN:,} more runs of calls")
         if self.forgotten_call_count:
             kinds = f"{self.events:,} of events, {self.full:,} of full contents, {self.restated:,} restated"
-            calls = f"{self.forgotten_call_count:,} calls that are not kept one by one"
+            calls = f"{self.forgotten_call_count:,} calls without details"
             told.insert(0, f"{calls} (epochs up to {self.until:,}: {kinds})")
         return ", ".join(told)
 
@@ -181,7 +189,10 @@ class FeedHistory(StrictRecord, frozen=True):
 def record_feed_call(
     known: Mapping[str, FeedHistory], names: Iterable[str], way: FeedMode, epoch: int
 ) -> dict[str, FeedHistory]:
-    """Return the records of all inputs after one more call, which fed ``names`` in one way.  O(names + runs)."""
+    """Return the records of all inputs, after adding one call that passed rows to the inputs ``names``.
+
+    O(names + runs).
+    """
     return {**known} | {name: known.get(name, FeedHistory()).add_call(epoch, way) for name in names}
 
 

@@ -1,10 +1,12 @@
 """Split the text of an inventory into files, so that a commit writes only the parts that changed.
 
-A file of text may have lines that name other files, its *sections*. Each such line stands for the text of its section,
-which may have sections too. An inventory of at most `INLINE` files is one file without sections.
+A file of an inventory may have lines that name other files, its *sections*. A line that names a section stands for the
+text of the section. A section may have sections too. An inventory of at most `INLINE` files is one file without
+sections.
 
-Guarantees: `read_inventory_text` returns the bytes that `InventorySectionWriter.write_inventory` got. Every file of a
-text is found: a file is a list of three values (`Blob`), and no text of a user has an unescaped quote.
+Guarantees: `read_inventory_text` returns the bytes that `InventorySectionWriter.write_inventory` wrote. The names of
+files in a text are found without decoding the text. The record of a file has a fixed form (`Blob`), and texts of users
+cannot contain this form, because quotes in texts are escaped.
 Limits: this module does not know the meaning of the text.
 """
 
@@ -16,7 +18,7 @@ import xxhash
 from msgspec.json import Decoder
 
 from ddflow.errors import CorruptState, shorten
-from ddflow.storage.fields import MEND, REFUSALS, encode_record
+from ddflow.storage.fields import REFUSALS, RESTORE_REMEDY, encode_record
 from ddflow.storage.protocol import Blob, BlobStore, Store
 
 PARQUET: Final = ".parquet"
@@ -27,17 +29,17 @@ _BLOB_TEXT: Final = re.compile(
 
 
 def find_file_names(inventory: Any) -> set[str]:
-    """Return the names of all files in an inventory, and no other text.  O(bytes)."""
+    """Return the names of all files that an inventory names. O(bytes)."""
     return {name.decode() for name in _NAME.findall(inventory)}
 
 
 def find_files(inventory: Any) -> list[Blob]:
-    """Return all files in an inventory, in the order of the text.  O(bytes)."""
+    """Return all files that an inventory names, in the order of the text. O(bytes)."""
     return [_BLOB.decode(found[0]) for found in _BLOB_TEXT.finditer(inventory)]
 
 
 def rename_files(inventory: Any, files: Mapping[str, Blob]) -> bytes:
-    """Replace the files that an inventory names.  ``files``: new files, by the names of the old ones.  O(bytes)."""
+    """Replace the files that an inventory names by other files. ``files``: the new file for each old name. O(bytes)."""
     return _BLOB_TEXT.sub(lambda found: encode_record(files[found[1].decode()]), inventory)
 
 
@@ -47,12 +49,12 @@ def is_state_file(blob: Blob) -> bool:
 
 
 def list_state_file_names(blobs: Iterable[Blob]) -> set[str]:
-    """Return the names of the files that belong to the state.  O(blobs)."""
+    """Return the names of the files that belong to the state. O(blobs)."""
     return {blob.name for blob in blobs if not blob.name.endswith(PARQUET)}
 
 
 INLINE: Final = 128
-"""The number of files or sections that a text may name directly."""
+"""The maximum number of files or sections that one file of an inventory names directly."""
 EDGE: Final = 32
 """The approximate number of files or sections in a section."""
 FEWEST, MOST = 8, 128
@@ -60,38 +62,44 @@ FEWEST, MOST = 8, 128
 FRESH: Final = 4
 """The maximum number of new sections that a commit writes."""
 DEEPEST: Final = 16
-"""The maximum depth of sections within sections; no text of ddflow reaches it."""
+"""The maximum depth of sections within sections. Inventories that ddflow writes are never so deep."""
 
 _FILE: Final = b'{"file":'
-"""The beginning of a file's record; a user's text would have escaped quotes."""
+"""The first bytes of the record of a file. Texts of users cannot contain them, because quotes in texts are escaped."""
 _NAMED: Final = 64
-"""The leading bytes of a line that contain the name of its file."""
+"""The number of bytes at the beginning of a line that contain the name of the file."""
 _BLOB: Final = Decoder(Blob)
 
 
 class InventoryText(NamedTuple):
-    """A whole text, ``data``, and its ``sections``: all of its files but the first."""
+    """A complete inventory text ``data``, and the ``sections`` that it was read from.
+
+    The first file is not in ``sections``.
+    """
 
     data: bytes
     sections: Sequence[Blob]
 
     @property
     def files(self) -> list[Blob]:
-        """All files of the text: its sections, then the files that it names, in order.  O(bytes)."""
+        """All files of the text: first its sections, then the files that the text names, in order. O(bytes)."""
         return [*self.sections, *find_files(self.data)]
 
     @property
     def file_names(self) -> set[str]:
-        """The names of these files.  O(bytes)."""
+        """The names of all files in `files`. O(bytes)."""
         return find_file_names(self.data).union(section.name for section in self.sections)
 
 
 Fetch = Callable[[Blob], Any]
-"""A function that returns the bytes of a section after a comparison with its digest; raises `CorruptState`."""
+"""A function that returns the bytes of a section and verifies their digest. It raises `CorruptState`."""
 
 
 def read_inventory_text(store: Store, blob: Blob) -> InventoryText:
-    """Read the text of a file and of its sections.  O(bytes).  Raises `CorruptState`, naming the file."""
+    """Read the complete text of an inventory from its first file and the sections. O(bytes).
+
+    Raises `CorruptState` with the name of the file.
+    """
 
     def fetch(section: Blob) -> Any:
         store.pin_blobs([section.name])
@@ -103,7 +111,7 @@ def read_inventory_text(store: Store, blob: Blob) -> InventoryText:
 def load_inventory_sections(data: Any, what: str, fetch: Fetch) -> InventoryText:
     """Replace the section lines of ``data`` by the texts of their sections.
 
-    ``what``: the place of the text, for messages.  Raises as `read_inventory_text` does.
+    ``what``: the place of the text, for messages. Raises the errors of `read_inventory_text`.
     """
     sections: dict[str, Blob] = {}
 
@@ -114,9 +122,9 @@ def load_inventory_sections(data: Any, what: str, fetch: Fetch) -> InventoryText
                 continue
             section = _decode_section_blob(piece, what)
             if section.name in sections:
-                raise CorruptState(what, f"it names the section {section.name} twice", MEND)
+                raise CorruptState(what, f"it names the section {section.name} twice", RESTORE_REMEDY)
             if depth == DEEPEST:
-                raise CorruptState(what, f"it has more than {DEEPEST} sections within each other", MEND)
+                raise CorruptState(what, f"its sections are nested deeper than {DEEPEST} levels", RESTORE_REMEDY)
             sections[section.name] = section
             yield from pieces(bytes(fetch(section)), depth + 1)
 
@@ -128,21 +136,23 @@ def _decode_section_blob(line: bytes, what: str) -> Blob:
     try:
         blob = _BLOB.decode(line)
     except REFUSALS as error:
-        raise CorruptState(what, f"a line of it names no section: {shorten(str(error))}", MEND) from None
+        raise CorruptState(
+            what, f"one of its lines does not name a section: {shorten(str(error))}", RESTORE_REMEDY
+        ) from None
     if not blob.name.endswith(".json"):
-        raise CorruptState(what, f"it names {blob.name} as a section", MEND)
+        raise CorruptState(what, f"it names {blob.name} as a section, which is not a JSON file", RESTORE_REMEDY)
     return blob
 
 
 class InventorySectionWriter:
-    """A writer of one inventory, which reuses sections from one version to the next.
+    """A writer of the versions of one inventory. Sections that do not change are reused in the next version.
 
-    ``blobs``: the sections of the last version.  ``names``: all files that its text names.
+    ``blobs``: the sections of the last version. ``names``: all files that the text of the last version names.
 
-    The text is cut by a hash of its file names, and not by position. So a local change moves only the cuts beside it,
-    and an unchanged piece that is already a section is named again. A piece becomes a section when two versions had it
-    unchanged. The remaining lines are cut in the same way until few are left, which gives a tree of depth O(log files).
-    A commit writes at most `FRESH` new sections.
+    Hashes of the file names decide where the text is cut into pieces. Therefore a change of the text moves only the
+    cuts next to the change. If an unchanged piece is a section already, the new version names this section. A piece
+    becomes a section if two consecutive versions contain it. The lines that name sections are cut in the same way until
+    few lines are left, which gives a tree of depth O(log files). A commit writes at most `FRESH` new sections.
 
     >>> from ddflow.storage.memory import MemoryStore
     >>> store = MemoryStore()
@@ -159,18 +169,21 @@ class InventorySectionWriter:
     def __init__(self, store: BlobStore) -> None:
         self.store, self.blobs, self.names = store, list[Blob](), set[str]()
         self._seen: dict[bytes, set[str]] = {}
-        """The file names in each piece of the last text, section or not, by the digest of the piece."""
+        """The file names in each piece of the last text, by the digest of the piece.
+
+        A piece need not be a section.
+        """
 
     def load_text(self, text: InventoryText) -> None:
-        """Continue from a version that was read.  O(bytes)."""
+        """Start from a stored version: the next version reuses the sections of this text. O(bytes)."""
         self.blobs = [*text.sections]
         self._replace_with_sections(text.data, 0)
 
     def write_inventory(self, data: bytes) -> Blob:
-        """Write a text and its new sections; return the file that it begins with.
+        """Write a text and its new sections, and return the first file of the text.
 
-        Reads O(bytes) and writes O(changes + log files) bytes.  Raises the errors of `BlobStore.put`; nothing more may
-        be put then.
+        Reads O(bytes) and writes O(changes + log files) bytes. Raises the errors of `BlobStore.put`. After an error, do
+        not use the writer again.
         """
         return self._write_text(self._replace_with_sections(data, FRESH))
 
@@ -178,7 +191,7 @@ class InventorySectionWriter:
         return self.store.put("json", lambda sink: sink.write(text))
 
     def _replace_with_sections(self, data: bytes, fresh: int) -> bytes:
-        """Replace pieces of a text by the names of sections; ``fresh`` of the sections may be new."""
+        """Replace pieces of a text by lines that name sections. At most ``fresh`` sections are new."""
         if data.count(_FILE) < INLINE:
             self.blobs, self.names, self._seen = [], find_file_names(data), {}
             return data
@@ -208,9 +221,10 @@ class InventorySectionWriter:
 
 
 def _group_lines(lines: list[bytes], level: int) -> Iterator[list[bytes]]:
-    """Yield lines in groups; the hash of a line's name ends a group.  O(lines).
+    """Cut lines into groups. A hash of the file name in a line decides whether the line is the last line of a group.
 
-    ``level``: the level of the tree, which seeds the hash, so that a line does not end groups on two levels.
+    O(lines). ``level``: the level of the tree. The level seeds the hash, so the groups of different levels end at
+    different lines.
     """
     begin, hashed = 0, xxhash.xxh32_intdigest
     for end in [n for n, line in enumerate(lines, 1) if not hashed(line[:_NAMED], level) % EDGE] + [len(lines)]:

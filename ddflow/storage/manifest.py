@@ -1,4 +1,4 @@
-"""Encode one version of a state as a manifest of checksummed bytes, and decode it with all checks.
+"""Encode one version of a state as a manifest, which has a checksum. Decode a manifest and check all its fields.
 >>> zero = "0" * 32
 >>> first = Manifest(id=zero, number=0, epoch=0, nonce="0" * 16, written=0, secret=(1, 2), plan={}, fingerprint=zero,
 ...                  frontier=0, last=0, since=0, inventories=(), backlog=(), receipts=(), folder=None, note="created",
@@ -10,7 +10,7 @@ True
 >>> Manifest.decode(data[:-1], 0, "memory")
 Traceback (most recent call last):
     ...
-ddflow.errors.CorruptState: manifest 0 of memory: its body has 428 bytes, its header says 429; go back with dd...
+ddflow.errors.CorruptState: manifest 0 of memory: its body has 428 bytes, but its header says 429; go back ...
 """
 
 from __future__ import annotations
@@ -71,10 +71,10 @@ __all__ = [
 ]
 
 FORMAT: Final = 11
-"""The format that `Manifest.encode` writes; no other is read."""
+"""The format that `Manifest.encode` writes, and the only format that `Manifest.decode` reads."""
 
 DEPTH: Final = 200
-"""The maximum nesting of a plan: deeper JSON might be unreadable from a deep stack."""
+"""The maximum nesting of a plan. If the stack is already deep, JSON with more nesting might not be decoded."""
 
 PARTITIONS: Final = 1 << 16
 """The maximum number of partitions of a state."""
@@ -83,32 +83,34 @@ _HEADER = re.compile(rb"ddflow manifest ([1-9][0-9]{0,5}) (0|[1-9][0-9]{0,11}) (
 
 
 class Manifest(StrictRecord, frozen=True, kw_only=True):
-    """One version of a state, as numbered and checksummed bytes.
+    """One version of a state, with a number. A manifest is stored as bytes with a checksum.
 
-    `decode` returns the manifest that `encode` got, or raises `CorruptState` with its number and place. One flipped bit
-    or one missing byte never gives another manifest or another format. A checksum detects accidents only, so `decode`
-    checks each field too. A manifest names blobs and does not read them.
+    `decode` returns the manifest that was encoded, or raises `CorruptState` with the number and the place of the
+    manifest. A flipped bit or a missing byte is always detected. A checksum detects only accidents, so `decode` also
+    checks each field. A manifest names blobs but does not read them.
 
-    - ``id``: the id of the state, 32 hex digits; a copy has the same.
-    - ``nonce``: of its writer, 16 hex digits.
-    - ``written``: the date, in unix milliseconds.
-    - ``secret``: two uint64.
-    - ``plan``: the flow as JSON.  ``fingerprint``: of the plan, 32 hex digits.
-    - ``frontier``, ``last`` (the time of a step), ``since``: int64.
-    - ``inventories``: one JSON blob for stage l and partition p at l * ``partitions`` + p, or one for all stages; none
-      before the first commit.
-    - ``receipts``: the last epochs, ascending.  ``backlog``: files of older receipts that a sink has yet to take.
+    - ``id``: the id of the state, 32 hex digits. A copy of the state has the same id.
+    - ``nonce``: the nonce of the writer, 16 hex digits.
+    - ``written``: the date of the manifest, in unix milliseconds.
+    - ``secret``: the secret of the state's hashes, two uint64.
+    - ``plan``: the flow as JSON. ``fingerprint``: the hash of the plan, 32 hex digits.
+    - ``frontier``, ``last`` (the time of the last step), ``since``: int64.
+    - ``inventories``: JSON blobs. The blob of stage l and partition p is at position l * ``partitions`` + p. If the
+      list has only one blob, the inventory in this blob covers all stages. The list is empty before the first commit.
+    - ``receipts``: the receipts of the last epochs, ascending. ``backlog``: files of older receipts that a sink needs.
     - ``folder``: the folder of outputs; None if outputs are blobs of the state.
     - ``note``: the reason for this version.
-    - ``previous``: the digest of the manifest before it, 32 hex digits, "" for none.
+    - ``previous``: the digest of the previous manifest, 32 hex digits, "" for none.
     - ``partitions``: the number of partitions.
-    - ``horizons``, ``greatest``: by input, the greatest order of all steps (if rows expire), and the greatest event
-      time ever. A state of one engine keeps them in its inventory.
-    - ``feed``: the query that feeds the state in batches.  ``fed``: by input of any call, how it was fed.
-    - ``past``: columns of ``receipts`` that the plan has changed since, ascending by epoch.
-    - ``sources``: by name of the attachment, with the position after the rows of this epoch.  ``sinks``: by output.
-    - ``added``: by input, columns that came from a source by themselves; a flow need not declare them.
-    - ``dropped``: by removed output, its last epoch; a later output of the same name is another one.
+    - ``horizons``: by input whose rows expire, the greatest order of all steps. ``greatest``: by input, the greatest
+      event time of all steps. A state that a local engine writes has ``horizons`` and ``greatest`` in its inventory,
+      not in the manifest.
+    - ``feed``: the query that feeds the state in batches. ``fed``: by input of any call, how calls fed the input.
+    - ``past``: the earlier columns of ``receipts`` that the plan has changed since, ascending by epoch.
+    - ``sources``: the sources by name, with positions after the rows of this epoch. ``sinks``: the sinks by output.
+    - ``added``: by input, the columns that a source added; a flow need not declare these columns.
+    - ``dropped``: by removed output, its last epoch. If an output with the name of a removed output is added later, it
+      is a new output.
     - ``retain``: how far before ``last`` history is kept.
     """
 
@@ -148,69 +150,69 @@ class Manifest(StrictRecord, frozen=True, kw_only=True):
 
     @property
     def oldest_epoch(self) -> int | None:
-        """The first epoch with a receipt; None if there is none."""
+        """The number of the first epoch with a receipt, or None without receipts."""
         return self.backlog[0].first if self.backlog else self.receipts[0].epoch if self.receipts else None
 
     def encode(self) -> bytes:
-        """Encode header and body.  O(bytes).
+        """Encode the manifest as a header and a body. O(bytes).
 
         The header is one line, ``ddflow manifest <format> <length of body> <xxh3-128 of body, with the format as its
-        seed>``. The body is compact JSON.  Raises `StateRefused` for a manifest that `decode` would refuse or decode
+        seed>``. The body is compact JSON. Raises `StateRefused` for a manifest that `decode` would refuse or decode
         differently.
         """
         asked = f"write manifest {self.number}"
         try:
             body = encode_record(self)
-            # A struct checks its fields when it is decoded, not when it is built; and NaN is decoded as null.
+            # Fields are checked only when a manifest is decoded, not when it is built. NaN would be decoded as null.
             if _decode_body(body) != self:
-                raise ValueError("its plan has a value that JSON has not")
+                raise ValueError("its plan has a value that JSON cannot hold")
         except REFUSALS as error:
             raise _unreadable_error(asked, shorten(str(error))) from None
         data = f"ddflow manifest {FORMAT} {len(body)} {_compute_checksum(body, FORMAT)}\n".encode("ascii") + body
         if len(data) > MANIFEST:
-            raise _unreadable_error(asked, f"it has {len(data):,} bytes, of {MANIFEST:,} at most")
+            raise _unreadable_error(asked, f"it has {len(data):,} bytes, but the limit is {MANIFEST:,}")
         return data
 
     @classmethod
     def decode(cls, data: bytes, number: int, where: str) -> Manifest:
-        """Decode a manifest.  O(bytes).
+        """Decode a manifest. O(bytes).
 
-        ``number``: the number that it was found under.  ``where``: the state.  Raises `CorruptState` for bytes that
-        `encode` does not return.
+        ``number``: the number that the manifest was found under. ``where``: the place of the state. Raises
+        `CorruptState` for bytes that `encode` cannot return.
         """
         what = f"manifest {number} of {where}"
         header = _HEADER.match(data[:80])
         if header is None:
-            raise damage_error(what, f"it begins with {data[:32]!r}, which is no header of a manifest")
+            raise damage_error(what, f"it begins with {data[:32]!r}, which is not the header of a manifest")
         format_, length, digest = int(header[1]), int(header[2]), header[3].decode()
         body = data[header.end() :]
         if len(body) != length:
-            raise damage_error(what, f"its body has {len(body):,} bytes, its header says {length:,}")
+            raise damage_error(what, f"its body has {len(body):,} bytes, but its header says {length:,}")
         found = _compute_checksum(body, format_)
         if found != digest:
-            raise damage_error(what, f"it has checksum {found}, its header says {digest}")
+            raise damage_error(what, f"it has checksum {found}, but its header says {digest}")
         if format_ != FORMAT:
             raise CorruptState(
                 what,
-                f"it has format {format_}, and this ddflow reads format {FORMAT}",
+                f"it has format {format_}, but this ddflow reads format {FORMAT}",
                 ErrorText(
-                    "it was written by another ddflow: open it with that one, or replay the log into a new state; ",
-                    *(CommandFix("rollback"), " goes back to a version of this format, where one is kept"),
+                    "another ddflow version wrote it: open it with that version, or replay the log into a new state; ",
+                    *(CommandFix("rollback"), " goes back to a version of this format, if one is kept"),
                 ),
             )
         try:
-            # The maximum nesting of a plan must not depend on the caller's stack.
+            # Decode on a new stack, so that the maximum nesting of a plan does not depend on the caller.
             manifest = run_on_new_stack(lambda: _decode_body(body))
         except REFUSALS as error:
-            raise damage_error(what, f"its body is no manifest: {shorten(str(error))}") from None
+            raise damage_error(what, f"its body is not a manifest: {shorten(str(error))}") from None
         if manifest.number != number:
-            raise damage_error(what, f"it says it is manifest {manifest.number}")
+            raise damage_error(what, f"it says that it is manifest {manifest.number}")
         return manifest
 
     def _check_invariants(self) -> None:
-        # Encoded manifests decode to themselves.
+        # Check that decoding an encoded manifest gives the same manifest.
         assert Manifest.decode(self.encode(), self.number, "a check") == self
-        # Each receipt is of a committed epoch, and no epoch has two.
+        # Check that each receipt belongs to a committed epoch, and that no epoch has two receipts.
         given = [receipt.epoch for receipt in self.receipts]
         assert given == sorted(set(given)) and all(epoch <= self.epoch for epoch in given)
 
@@ -219,19 +221,21 @@ _DECODER: Final = Decoder(Manifest)
 
 
 def load_newest_manifest(store: Store) -> Manifest | None:
-    """Load the manifest with the greatest number; return None if none was ever published.  O(manifests + bytes).
+    """Load the manifest with the greatest number. Return None if no manifest was ever published. O(manifests + bytes).
 
-    Raises `CorruptState` if it is damaged. Raises it also if it is marked as published and missing, and never takes an
-    older manifest instead. Also raises the errors of `Store`.
+    Raises `CorruptState` if the newest manifest is damaged, or if a mark shows that a missing manifest was published.
+    An older manifest is never returned instead of a damaged or missing newest manifest. Also raises the errors of
+    `Store`.
     """
     while True:
-        # Read the mark first: it follows its manifest, so a commit meanwhile does not look like a loss.
+        # Read the mark before the list of manifests. A mark is written after its manifest, so a concurrent commit does
+        # not look like a lost manifest.
         marked, numbers = store.find_last_published(), store.list_manifests()
         last = numbers[-1] if numbers else -1
         if marked > last:
             raise CorruptState(
                 f"manifest {marked} of {store.where}",
-                f"it was committed and is missing; the newest there is {last if numbers else 'none'}",
+                f"it was committed, but is missing; the newest manifest is {last if numbers else 'none'}",
                 REMEDY,
             )
         if last < 0:
@@ -239,40 +243,40 @@ def load_newest_manifest(store: Store) -> Manifest | None:
         try:
             return load_manifest(store, last)
         except CorruptState:
-            # Another writer may have committed and deleted this manifest meanwhile.
+            # After the list of manifests was read, another writer may have committed and deleted this manifest.
             if store.list_manifests()[-1:] <= [last]:
                 raise
 
 
 def load_manifest(store: Store, number: int) -> Manifest:
-    """Load the manifest with a number.  O(bytes).  Raises `CorruptState` if it is damaged or missing."""
+    """Load the manifest with this number. O(bytes). Raises `CorruptState` if it is damaged or missing."""
     return Manifest.decode(store.read_manifest(number), number, store.where)
 
 
 def _unreadable_error(asked: str, found: str) -> StateRefused:
     return StateRefused(
         asked,
-        f"{found}; so it could not be read again",
-        "nothing was committed: mend what it is about, and open the state again",
+        f"{found}; so ddflow could not read it again",
+        "nothing was committed: fix the cause, and open the state again",
     )
 
 
 def _compute_checksum(body: bytes, format_: int) -> str:
-    """Hash a body with its format as the seed.
+    """Compute the checksum of a body, with the number of the format as the seed.
 
-    The format is in the header, so one flipped bit there must not turn it into another valid format.
+    The format is in the header, outside the body. Because of the seed, a flipped bit in the format is detected too.
     """
     return xxhash.xxh3_128_hexdigest(body, format_)
 
 
 def _decode_body(body: bytes) -> Manifest:
-    """Decode and check the body of a manifest.  Raises one of `REFUSALS`."""
+    """Decode and check the body of a manifest. Raises one of `REFUSALS`."""
     manifest = _DECODER.decode(body)
     check_epoch_sequence(manifest.backlog)
     first = manifest.receipts[0].epoch if manifest.receipts else None
     if manifest.backlog and manifest.backlog[-1].last + 1 != first:
         raise ValueError(
-            f"its backlog ends with epoch {manifest.backlog[-1].last}, and its first receipt is of {first}"
+            f"its backlog ends with epoch {manifest.backlog[-1].last}, but its first receipt is of {first}"
         )
     last = -1
     for receipt in manifest.receipts:
@@ -287,13 +291,13 @@ def _decode_body(body: bytes) -> Manifest:
         fed.check_calls(manifest.epoch)
     for name, sink in manifest.sinks.items():
         if sink.epoch > manifest.epoch:
-            raise ValueError(f"the sink {name} has acknowledged epoch {sink.epoch}, which is later than its own")
+            raise ValueError(f"the sink {name} has acknowledged epoch {sink.epoch}, which is later than the manifest")
     inventories = manifest.inventories
     if len({blob.name for blob in inventories}) < len(inventories):
         raise ValueError("two of its inventories are the same file")
     if len(inventories) % manifest.partitions:
         raise ValueError(
-            f"it has {len(inventories)} inventories, which are no stages of {manifest.partitions} partitions"
+            f"it has {len(inventories)} inventories, which is not a multiple of {manifest.partitions} partitions"
         )
     if max(manifest.secret) >= 1 << 64:
         raise ValueError("its secret is not two words of 64 bits")

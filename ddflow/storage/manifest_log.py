@@ -1,13 +1,15 @@
-"""Publish the manifests of a state one after the other, and delete files that no kept manifest names.
+"""Publish the manifests of a state one after the other, and delete the files that no retained manifest names.
 
-A commit syncs its files, then publishes the manifest with the next number or nothing. A number is free again when its
-manifest is deleted, so a slow writer may publish an old number. After each publication it looks for greater numbers. If
-there are any, its manifest is void, unless the next one was made from it (`Manifest.previous`).
+A commit syncs its files, then publishes the manifest with the next number. A number becomes free when its manifest is
+deleted, so a slow writer may publish under an old number. Therefore each writer, after it has published a manifest,
+looks for manifests with greater numbers. If a manifest has a greater number, the published manifest is void, unless the
+next manifest is its successor (`Manifest.previous`).
 
 Guarantees: a writer that did not publish the newest manifest gets `Fenced`, and never writes again. A manifest is
-deleted before the files that only it names. Manifests stay for ``grace`` seconds after their successor, for readers:
-all of the newest `LATEST`, and older ones about one per ``grace / LATEST``.
-Limits: it knows no content of partitions except the files that they name.
+deleted before the files that no other manifest names. For readers, a manifest stays for ``grace`` seconds after its
+successor was published. Of manifests older than the newest `LATEST` manifests, only about one per ``grace / LATEST``
+seconds stays.
+Limits: this module knows only the names of files, not the contents of partitions.
 """
 
 import math
@@ -31,15 +33,15 @@ from ddflow.time import NEVER
 __all__ = ["ManifestLog", "load_newest_manifest"]
 
 GRACE: Final = 60.0
-"""The default seconds for which a manifest and its files outlive its successor."""
+"""The default time, in seconds, for which a manifest and its files stay after the next manifest is published."""
 LATEST: Final = 64
-"""The number of newest manifests that stay for the whole grace, however fast they follow each other."""
+"""The number of newest manifests that stay for the complete grace, even if they follow each other quickly."""
 
 
 class ReplacedManifest(NamedTuple):
-    """A replaced manifest: its number, its backlog, and the other files that it names.
+    """A manifest that is no longer the newest: its number, its backlog, and the other files that it names.
 
-    ``since``: the time when it became the current one, on the monotonic clock.
+    ``since``: the time when it became the current manifest, on the monotonic clock.
     """
 
     number: int
@@ -49,10 +51,10 @@ class ReplacedManifest(NamedTuple):
 
 
 class ManifestLog:
-    """The manifests of one state, with one writer.
+    """The manifests of one state, as one writer publishes them.
 
-    ``manifest``: the version of this engine.  ``digest``: 32 hex digits of its bytes.  ``names``: all files that it
-    names, except files of its ``backlog``.  ``grace``: see the header.
+    ``manifest``: the current version of this engine. ``digest``: the digest of its bytes, 32 hex digits. ``names``: all
+    files that the manifest names, except files of its ``backlog``. ``grace``: see the header of this module.
 
     >>> from ddflow.storage.memory import MemoryStore
     >>> store = MemoryStore()
@@ -84,8 +86,8 @@ class ManifestLog:
     ) -> Self:
         """Create the manifest log of a new state with its manifest 0.
 
-        If another process creates it at the same time, both get the manifest that was published.  ``partitions``: their
-        number. Raises as `Store.publish` does.
+        If another process creates the state at the same time, both processes get the same manifest. ``partitions``: the
+        number of partitions. Raises the errors of `Store.publish`.
         """
         first = Manifest(
             id=os.urandom(16).hex(),
@@ -126,19 +128,20 @@ class ManifestLog:
 
     @property
     def number(self) -> int:
-        """The number of the manifest."""
+        """The number of the current manifest."""
         return self.manifest.number
 
     def check_still_newest(self) -> None:
-        """Raise `Fenced` if another writer has committed since.  O(manifests)."""
+        """Raise `Fenced` if another writer has committed since this writer's last commit. O(manifests)."""
         if self.store.is_published(self.number + 1):
             raise self._fenced_error()
 
     def commit(self, manifest: Manifest, inventories: tuple[Blob, ...], names: set[str], note: str) -> Manifest:
-        """Publish a manifest as the next one, with a new number, writer and date.  O(files that changed).
+        """Publish a manifest with the next number, this writer's nonce and the current date. O(files that changed).
 
-        ``names``: the files that ``inventories`` and the manifest name; all were put before.  Raises `Fenced` and the
-        errors of `Store.fsync_blob_names` and `Store.publish`. After `OutcomeUnknown` the commit may have happened.
+        ``names``: the files that ``inventories`` and the manifest name, which were put before. Raises `Fenced` and the
+        errors of `Store.fsync_blob_names` and `Store.publish`. If this method raises `OutcomeUnknown`, the commit may
+        have happened.
         """
         names = names | {blob.name for blob in inventories}
         self.store.fsync_blob_names()
@@ -162,16 +165,17 @@ class ManifestLog:
         return new
 
     def add_digest_to_receipts(self, receipts: tuple[Epoch, ...]) -> tuple[Epoch, ...]:
-        """Add digest and date of the current manifest to the receipt of its epoch."""
+        """Add the digest and date of the current manifest to the receipt of its epoch."""
         signed, epoch = {"digest": self.digest, "written": self.manifest.written}, self.manifest.epoch
         every = [replace(each, **signed) if each.epoch == epoch and not each.digest else each for each in receipts]
         return tuple(every)
 
     def load_past_manifests(self, names_of: Callable[[Store, Manifest], set[str]]) -> None:
-        """Load the manifests of earlier writers, and sweep them later.  O(manifests).
+        """Load the manifests of earlier writers, so that `sweep_old_manifests` can delete them later. O(manifests).
 
-        ``names_of``: returns the files that a manifest names, without its backlog.  Raises `CorruptState` for a
-        manifest that cannot be read; then none is swept.
+        ``names_of``: a function that returns the files that a manifest names, without its backlog. Raises
+        `CorruptState` for a manifest that cannot be read. If `CorruptState` is raised, no manifest of an earlier writer
+        will be deleted.
         """
         now, past = time(), list[ReplacedManifest]()
         for number in self.store.list_manifests():
@@ -184,16 +188,17 @@ class ManifestLog:
         self._past = [*past, *self._past]
 
     def sweep_old_manifests(self, apart: float = math.inf) -> None:
-        """Delete manifests past their grace, then the files that only they named.  O(files deleted), amortised.
+        """Delete the manifests whose grace is over, then the files that only these manifests named.
 
-        ``apart``: above this number of files, a thread deletes them; `wait_for_sweep` waits for it.  Never fails: a
-        later garbage collection finds the files that stay.
+        O(files deleted), amortised. ``apart``: the number of files above which a thread deletes them; `wait_for_sweep`
+        waits for the thread. Errors are ignored, because a later garbage collection deletes remaining files.
         """
         self.wait_for_sweep()
         now, over = monotonic(), list[tuple[int, set[str]]]()
         while len(self._past) > 1 and now - self._past[1].since >= self.grace:
             over.append(self._drop_manifest(0))
-        # Past the newest `LATEST`, one manifest per sixty-fourth of the grace is enough.
+        # Of the manifests before the newest `LATEST` manifests, keep only one in each interval of ``grace / LATEST``
+        # seconds.
         at = len(self._past) - LATEST
         if at > 0 and self._past[at].since - self._past[at - 1].since < self.grace / LATEST:
             over.append(self._drop_manifest(at))
@@ -204,13 +209,16 @@ class ManifestLog:
             self._sweeping.start()
 
     def wait_for_sweep(self) -> None:
-        """Wait for the thread that deletes, if there is one."""
+        """Wait for the thread that deletes files, if there is one."""
         if self._sweeping is not None:
             self._sweeping.join()
             self._sweeping = None
 
     def _drop_manifest(self, at: int) -> tuple[int, set[str]]:
-        """Remove a manifest from the past; return its number and the files that neither neighbour names."""
+        """Remove a manifest from the list of past manifests.
+
+        Return the number of the removed manifest, and the files that neither its predecessor nor its successor names.
+        """
         number, _, gone, backlog = self._past.pop(at)
         now = ReplacedManifest(self.number, self._since, self.names, self.manifest.backlog)
         beside = [*self._past[max(at - 1, 0) : at], self._past[at] if at < len(self._past) else now]
@@ -233,7 +241,7 @@ class ManifestLog:
         return Fenced(
             f"write to {self.store.where}",
             f"another writer has committed since this engine read manifest {self.number}",
-            "open the state again: it has what that one wrote; this engine writes no more",
+            "open the state again to read its commits; this engine writes no more",
         )
 
 
@@ -243,23 +251,24 @@ def hash_manifest(data: bytes) -> str:
 
 
 def publish_manifest(store: Store, new: Manifest) -> str | None:
-    """Publish a manifest under its number, and return its digest; None if another writer was first.  O(bytes).
+    """Publish a manifest under its number, and return its digest. Return None if another writer was first. O(bytes).
 
-    All files that it names were synced before.  Raises the errors of `Store.publish`. After `OutcomeUnknown` it may
-    have happened.
+    The caller must have synced all files that the manifest names. Raises the errors of `Store.publish`. If this
+    function raises `OutcomeUnknown`, the manifest may have been published.
     """
     data = new.encode()
     if not store.publish(new.number, data):
         return None
     mine = hash_manifest(data)
     try:
-        # The number may be free again because later manifests replaced it: then this manifest is void.
+        # The number may have become free again after later manifests were published. If the number became free again,
+        # this manifest is void.
         void = max(store.list_manifests(), default=-1) > new.number and not _has_successor(store, new.number, mine)
     except DdflowError as error:
         raise OutcomeUnknown(
             f"publish manifest {new.number}, in the state {store.where}",
             error.found,
-            "it has happened, unless another writer was first: open the state again, which tells",
+            "it has happened, unless another writer was first: open the state again to see it",
         ) from error
     if void:
         with suppress(DdflowError):
@@ -268,9 +277,9 @@ def publish_manifest(store: Store, new: Manifest) -> str | None:
 
 
 def _has_successor(store: Store, number: int, mine: str) -> bool:
-    """Return whether the next manifest was made from the one with this digest.
+    """Return whether the manifest after ``number`` is a successor of the manifest with the digest ``mine``.
 
-    If the next one is missing, it was published long ago and deleted: no.
+    Return False if the next manifest is missing: it was published long ago and then deleted.
     """
     try:
         return load_manifest(store, number + 1).previous == mine

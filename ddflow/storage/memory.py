@@ -1,8 +1,10 @@
-"""Keep a state in memory, for tests and examples; it ends with the process.
+"""Keep a state in memory, for tests and examples. When the process ends, the state is lost.
 
-Guarantees: all stores over one `SharedStoreData` see the same blobs and manifests, and each number is published once. A
-mapped blob survives its deletion, a failed `put` leaves nothing, and each opener has its own nonce, like in any store.
-Limits: it proves nothing about durability, and serves one thread at a time.
+Guarantees: all stores with the same `SharedStoreData` see the same blobs and manifests, and each number is published
+once. As in any store, a mapped blob stays readable after its deletion, a failed `put` leaves nothing, and each opened
+store has its own nonce.
+Limits: nothing is durable, so a test with this store proves nothing about durability. Only one thread at a time may use
+the store.
 
 >>> one = MemoryStore()
 >>> other = one.reopen()
@@ -36,7 +38,7 @@ from ddflow.storage.protocol import (
 
 
 class SharedStoreData:
-    """The data that stores in memory share: blobs with the time of their `put`, manifests and the greatest mark."""
+    """The data that several stores in memory share: blobs, the time of each `put`, manifests and the greatest mark."""
 
     def __init__(self) -> None:
         self.blobs: dict[str, tuple[bytes, float]] = {}
@@ -45,18 +47,18 @@ class SharedStoreData:
 
 
 class MemoryStore(Store):
-    """A store in memory; after `close` it accepts no changes.  ``shared``: its data, new by default."""
+    """A store in memory. It accepts no changes after `close`. ``shared``: the data of the store, by default empty."""
 
     def __init__(self, shared: SharedStoreData | None = None) -> None:
         super().__init__("memory")
         self.shared = shared or SharedStoreData()
 
     def reopen(self) -> MemoryStore:
-        """Open the same state once more.  O(1)."""
+        """Open the same state again, with another nonce. O(1)."""
         return MemoryStore(self.shared)
 
     def put(self, ending: str, write: Write) -> Blob:
-        """Write a new blob, as `BlobStore.put` does.  O(bytes)."""
+        """Write a new blob, as `BlobStore.put` does. O(bytes)."""
         name = check_blob_name(self._make_blob_name(ending))
         whole = io.BytesIO()
         sink = FileWriter(whole.write)
@@ -66,60 +68,62 @@ class MemoryStore(Store):
         return Blob(name, sink.size, sink.state.digest())
 
     def fsync_blob_names(self) -> None:
-        """Check that the store is open; nothing is durable in memory."""
+        """Check that the store is open. In memory there is nothing to sync."""
         self._check_writable()
 
     def map_blob(self, blob: Blob, check: bool = True) -> pa.Buffer:
-        """Return the bytes of a blob, as `BlobStore.map_blob` does.  O(bytes), for the checksum."""
+        """Return the bytes of a blob, as `BlobStore.map_blob` does. O(bytes), for the checksum."""
         if blob.name not in self.shared.blobs:
             raise missing_file_error(blob.name, self.where)
         whole = pa.py_buffer(self.shared.blobs[blob.name][0])
         return verify_bytes(whole, blob, self.where) if check else check_length(whole, blob, self.where)
 
     def list_blobs(self) -> list[BlobEntry]:
-        """List all blobs.  O(blobs)."""
+        """List all blobs. O(blobs)."""
         now = time.time()
         return [BlobEntry(name, len(data), max(0.0, now - put)) for name, (data, put) in self.shared.blobs.items()]
 
     def find_blob_sizes(self, names: list[str]) -> dict[str, int]:
-        """Return lengths as `Store.find_blob_sizes` does.  O(names)."""
+        """Return the lengths of blobs, as `Store.find_blob_sizes` does. O(names)."""
         there = self.shared.blobs
         return {name: len(there[name][0]) for name in names if name in there}
 
     def delete(self, name: str) -> None:
-        """Delete a blob.  O(1)."""
+        """Delete a blob. O(1)."""
         self._check_writable()
         self.shared.blobs.pop(name, None)
 
     def list_manifests(self) -> list[int]:
-        """List the numbers of all manifests, ascending.  O(manifests)."""
+        """List the numbers of all manifests, ascending. O(manifests)."""
         return sorted(self.shared.manifests)
 
     def read_manifest(self, number: int) -> bytes:
-        """Return the bytes of a manifest, as `Store.read_manifest` does.  O(1)."""
+        """Return the bytes of a manifest, as `Store.read_manifest` does. O(1)."""
         if number not in self.shared.manifests:
             raise CorruptState(
-                f"manifest {number} of {self.where}", "it is missing", "open the state again, or restore it from a copy"
+                f"manifest {number} of {self.where}",
+                "it is missing",
+                "open the state again, or restore it from a backup",
             )
         return self.shared.manifests[number]
 
     def publish(self, number: int, data: bytes) -> bool:
-        """Publish a manifest if its number is free, as `Store.publish` does.  O(1)."""
+        """Publish a manifest if its number is free, as `Store.publish` does. O(1)."""
         self._check_writable()
         return self.shared.manifests.setdefault(number, data) is data
 
     def delete_manifest(self, number: int) -> None:
-        """Delete a manifest.  O(1)."""
+        """Delete a manifest. O(1)."""
         self._check_writable()
         self.shared.manifests.pop(number, None)
 
     def mark_published(self, number: int) -> None:
-        """Keep the greatest number.  O(1)."""
+        """Mark a number as published, and keep only the greatest mark. O(1)."""
         self._check_writable()
         self.shared.marked = max(self.shared.marked, number)
 
     def find_last_published(self) -> int:
-        """Return the greatest marked number, or -1.  O(1)."""
+        """Return the greatest marked number, or -1 if no number is marked. O(1)."""
         return self.shared.marked
 
     def open_scratch_store(self) -> ScratchStore:

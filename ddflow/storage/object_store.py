@@ -1,9 +1,10 @@
-"""Access the objects below a prefix of a bucket by ``obstore``, with its failures as ddflow's errors.
+"""Access the objects below a prefix of a bucket with ``obstore``, and convert its errors to errors of ddflow.
 
-Guarantees: `Bucket.put_if_absent` returns True only if the object there is ours, and False only if it is another's. An
-answer may be lost, and a retry may be refused because the first try succeeded. So after any answer but success it reads
-the object back and compares it. It raises `OutcomeUnknown` if that decides nothing.
-Limits: obstore's threads do not survive a fork, so all methods raise `EngineClosed` in a child of their process.
+Guarantees: `Bucket.put_if_absent` returns True only if this writer's object is at the key, and False only if another
+object is there. An answer may be lost, and a retry may be refused because the first try succeeded. If the answer to a
+put is not success, `put_if_absent` therefore reads the object at the key and compares it with the sent object.
+`put_if_absent` raises `OutcomeUnknown` if the comparison is not possible.
+Limits: obstore's threads do not survive a fork, so all methods raise `EngineClosed` in a forked child process.
 
 >>> format_error(ValueError("no answer\\n in 30 s\\n\\nDebug source:\\nGeneric {...}"))
 'no answer in 30 s'
@@ -33,23 +34,26 @@ from ddflow.errors import (
 from ddflow.storage.address import mask_address, parse_scheme
 
 PIECE: Final = 8 << 20
-"""The bytes of one network request; larger objects go in pieces, `AT_ONCE` at a time."""
+"""The maximum number of bytes in one network request. Larger objects are sent in pieces, `AT_ONCE` pieces at a time."""
 
 AT_ONCE: Final = 4
 LOOKS: Final = 32
-"""The number of parallel requests whose answers are short."""
+"""The maximum number of parallel requests, for requests with short answers."""
 CLOUDS: Final = {"s3": ("S3Store", {"conditional_put": "etag", "disable_bulk_delete": True})}
-"""The class in ``obstore.store`` and its configuration, by the scheme of an address."""
+"""For each scheme of an address: the name of the class in ``obstore.store``, and its configuration."""
 _MOST_PARTS = 9_000  # S3 takes 10,000.
 _RETRIES: Mapping[str, Any] = {"max_retries": 5, "retry_timeout": timedelta(seconds=60), "backoff": {}}
 _URL = re.compile(r"([a-z][a-z0-9]*)://[a-z0-9][a-z0-9.-]+[a-z0-9](?:/[^?#\0]*)?")
 _FULL = re.compile(r"status code: 507|QuotaExceeded|StorageFull|StorageQuota")
-_process = 0  # The process of obstore's threads.
-_CONFLICT = "status code: 409"  # Two puts at once, both still undecided.
+_process = 0  # The id of the process that started obstore's threads.
+_CONFLICT = "status code: 409"  # S3's answer to a conditional put while another put of the same key is not finished.
 
 
 class ObjectMetadata(NamedTuple):
-    """An object in a listing or a head request.  ``written``: seconds since 1970, by the server's clock."""
+    """The metadata of an object, from a listing or a head request.
+
+    ``written``: seconds since 1970, by the server's clock.
+    """
 
     key: str
     length: int
@@ -57,15 +61,17 @@ class ObjectMetadata(NamedTuple):
 
 
 class Bucket:
-    """A prefix of a bucket.
+    """The objects below a prefix of a bucket.
 
-    ``url``: s3://bucket/prefix.  ``options``: see `ddflow.storage.s3.S3Store`.
+    ``url``: s3://bucket/prefix. ``options``: see `ddflow.storage.s3.S3Store`.
 
-    There are two clients. ``_many`` lets obstore repeat requests that are safe to repeat. ``_once`` never repeats, for
-    a conditional put: it may arrive after its sender gave up, so only `put_if_absent` may decide to try again.
+    A bucket has two clients of obstore. ``_many`` repeats requests that are safe to repeat. ``_once`` never repeats a
+    request, and sends the conditional puts. A conditional put may arrive after the sender gave up, so only
+    `put_if_absent` itself may retry.
 
-    Every method raises `StorageFailed` or `StorageFull` if the bucket does not carry out a request.  The constructor
-    uses no network.  It raises `MissingExtra` without obstore, `StateRefused` for an invalid URL or options.
+    Every method raises `StorageFailed` or `StorageFull` if the bucket does not carry out a request. The constructor
+    uses no network. The constructor raises `MissingExtra` without obstore, `StateRefused` for an invalid URL or
+    options.
     """
 
     def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
@@ -73,7 +79,7 @@ class Bucket:
         if not is_bucket_url(url):
             raise self.build_refusal(
                 "it is not of the form s3://bucket/prefix",
-                "give such a URL, or a folder; keys belong into the environment (AWS_ACCESS_KEY_ID, ...)",
+                "use such a URL, or a folder; set keys in the environment (AWS_ACCESS_KEY_ID, ...)",
             )
         self._refuse_forked_process()
         errors = self._api.exceptions
@@ -103,11 +109,11 @@ class Bucket:
         self._patience = retry["retry_timeout"].total_seconds()
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
-        """Put an object if its key is free, and return whether the object there is ours.
+        """Put an object if its key is free. Return whether the object at the key is the object of this call.
 
-        No other writer may put the same ``data``.  O(bytes), two requests or more; while the key is free, it retries as
-        often as any request.  Raises `StorageFailed` if it did not happen, `OutcomeUnknown` if it may have happened or
-        may yet.
+        No other writer may put the same ``data``. O(bytes). As long as the key is free, a failed put is retried as
+        often as any other request. Raises `StorageFailed` if the object was not put, `OutcomeUnknown` if it may have
+        been put or may still be put.
         """
         self._refuse_forked_process()
         doubt, began = "", time.monotonic()
@@ -117,7 +123,7 @@ class Bucket:
                 self._api.put(self._once, key, data, mode="create", use_multipart=False)
                 return True
             except self._refusals as error:
-                # A refusal is final only if no earlier try may still arrive.
+                # A refusal is final only if no earlier try of this put can still arrive.
                 if not doubt:
                     raise self.build_failure(f"put {key}", error) from None
                 doubt = format_error(error)
@@ -130,12 +136,15 @@ class Bucket:
                 break
         raise OutcomeUnknown(
             f"put {key} of {self.url}",
-            f"no answer told whether it is there ({doubt})",
-            "it may be there, or arrive yet: open the state again and look",
+            f"no answer says whether it exists ({doubt})",
+            "it may exist, or arrive later: open the state again and check",
         )
 
     def prove_conditional_put(self, key: str) -> None:
-        """Raise `StateRefused` unless the second of two conditional puts fails; the first may be an old one."""
+        """Check that a conditional put fails if the key exists. The key may exist from an earlier test.
+
+        Raises `StateRefused`.
+        """
         self._refuse_forked_process()
         done, why = 0, ""
         for wait in (each for each in self._waits for _ in range(2)):
@@ -149,25 +158,26 @@ class Bucket:
                     return
             except self._refusals as error:
                 raise self.build_refusal(
-                    format_error(error), "give a bucket that exists and that you may write to"
+                    format_error(error), "use a bucket that exists and that you may write to"
                 ) from None
             except self._failures as error:
                 why = format_error(error)
             if done > 1:
                 raise self.build_refusal(
                     "two conditional puts of one key both succeeded, so two writers could both win",
-                    "give a store that honours If-None-Match",
+                    "use a store that honours If-None-Match",
                 )
         raise self.build_failure("prove the conditional put", why)
 
     def put_object(self, key: str, data: bytes) -> None:
-        """Put an object, and replace any object of its key."""
+        """Put an object. An existing object with the same key is replaced."""
         self._send_request(f"put {key}", self._api.put, self._many, key, data)
 
     def upload(self, key: str, path: str, length: int) -> None:
-        """Put a file as an object whose key no other writer uses.  O(bytes), with at most `AT_ONCE` pieces in memory.
+        """Upload a file as an object. No other writer may use the same key.
 
-        A put in pieces is atomic, so an object of the full length is complete.
+        O(bytes), with at most `AT_ONCE` pieces in memory. An upload in pieces is atomic, so an object with the full
+        length is complete.
         """
         self._refuse_forked_process()
         chunk = max(PIECE, length // _MOST_PARTS + 1)
@@ -182,22 +192,25 @@ class Bucket:
             raise self.build_failure(f"put {key}", error) from None
 
     def open_object(self, key: str) -> tuple[int, Iterator[bytes]]:
-        """Open an object: return its length and an iterator of its pieces.  Both raise `FileNotFoundError`."""
+        """Open an object. Return the length of the object, and an iterator over its pieces.
+
+        The call and the iterator raise `FileNotFoundError`.
+        """
         result = self._send_request(f"read {key}", self._api.get, self._many, key)
         length: int = result.meta["size"]
         return length, self._read_object_chunks(key, result, length)
 
     def read_range(self, key: str, begin: int, end: int) -> bytes:
-        """Read the bytes of an object in [begin, end).  Raises `FileNotFoundError`."""
+        """Read the bytes of an object from ``begin`` up to, but not including, ``end``. Raises `FileNotFoundError`."""
         return bytes(self._send_request(f"read {key}", self._api.get_range, self._many, key, start=begin, end=end))
 
     def head(self, key: str) -> ObjectMetadata:
-        """Return the metadata of an object.  Raises `FileNotFoundError`."""
+        """Return the metadata of an object. Raises `FileNotFoundError`."""
         found = self._send_request(f"look at {key}", self._api.head, self._many, key)
         return ObjectMetadata(key, found["size"], found["last_modified"].timestamp())
 
     def find_object_lengths(self, keys: list[str]) -> dict[str, int]:
-        """Return the lengths of the objects that exist, with a request for each, `LOOKS` at a time."""
+        """Return the lengths of the objects that exist. Sends one request per object, `LOOKS` requests at a time."""
 
         def length(key: str) -> tuple[str, int | None]:
             with suppress(FileNotFoundError):
@@ -208,19 +221,19 @@ class Bucket:
             return {key: size for key, size in pool.map(length, keys) if size is not None}
 
     def delete(self, key: str) -> None:
-        """Delete an object; a missing one counts as deleted."""
+        """Delete an object, or do nothing if it is missing."""
         with suppress(FileNotFoundError):
             self._send_request(f"delete {key}", self._api.delete, self._many, key)
 
     def delete_many(self, keys: list[str]) -> None:
-        """Delete objects, with a request for each, `LOOKS` at a time."""
+        """Delete objects. Sends one request for each object, `LOOKS` requests at a time."""
         with ThreadPoolExecutor(LOOKS) as pool:
             list(pool.map(self.delete, keys))
 
     def list_objects(self, folder: str | None = None, all: bool = True) -> list[ObjectMetadata]:
-        """List the objects of a folder; ``all=False``: only the first 1,000.  A request for each 1,000.
+        """List the objects of a folder, with one request for each 1,000 objects.
 
-        Raises `FileNotFoundError` if the bucket does not exist.
+        ``all=False``: list only the first 1,000 objects. Raises `FileNotFoundError` if the bucket does not exist.
         """
 
         def chunks() -> list[ObjectMetadata]:
@@ -246,11 +259,14 @@ class Bucket:
         if _FULL.search(found):
             return StorageFull(f"{what} of {self.url}", found, "free space and open the state again")
         return StorageFailed(
-            f"{what} of {self.url}", found, "see to the network, the bucket and its keys, and open the state again"
+            f"{what} of {self.url}", found, "check the network, the bucket and its keys, and open the state again"
         )
 
     def _read_object_chunks(self, key: str, result: Any, length: int) -> Iterator[bytes]:
-        """Yield the bytes of an object whose first answer is ``result``; requests a large one again, in ranges."""
+        """Yield the bytes of an object. ``result``: the answer to the first request.
+
+        The ranges of a large object are requested separately.
+        """
         if length <= PIECE:
             yield self._send_request(f"read {key}", result.bytes)
             return
@@ -268,19 +284,19 @@ class Bucket:
         if _process != os.getpid():
             raise EngineClosed(
                 f"reach {self.url}",
-                f"process {_process} used obstore before it forked this one",
+                f"process {_process} used obstore before it forked this process",
                 "start a new process instead (multiprocessing: spawn)",
             )
 
     def _has_bytes(self, key: str, data: bytes) -> bool | None:
-        """Return whether an object has these bytes; None if it is missing or cannot be read."""
+        """Return whether an object has these bytes. Return None if the object is missing or cannot be read."""
         with suppress(*self._failures):
             result = self._api.get(self._once, key)
             return bool(result.meta["size"] == len(data) and bytes(result.bytes()) == data)
         return None
 
     def _send_request(self, what: str, call: Callable[..., Any], *given: Any, **named: Any) -> Any:
-        """Call a function of obstore, and raise its failures as errors of ddflow, except `FileNotFoundError`."""
+        """Call a function of obstore, and convert its errors to errors of ddflow, except `FileNotFoundError`."""
         self._refuse_forked_process()
         try:
             return call(*given, **named)
@@ -293,25 +309,28 @@ class Bucket:
 
 
 def is_bucket_url(url: str) -> bool:
-    """Return whether this is a URL of a bucket, with a plain prefix or none."""
+    """Return whether ``url`` is a valid address of a bucket.
+
+    The address may have a prefix, but the prefix must not contain ``.`` or ``..``.
+    """
     found = _URL.fullmatch(url)
     return found is not None and found[1] in CLOUDS and not {".", ".."} & set(url.split("/"))
 
 
 def format_error(error: Exception | str) -> str:
-    """Return an error's text on one line, without obstore's debug output and the password of an endpoint."""
+    """Return the text of an error on one line, without obstore's debug output and without passwords."""
     said = " ".join(str(error).split("\n\nDebug source")[0].split()) or type(error).__name__
     said = mask_secrets(said)
     return said if len(said) <= 400 else f"{said[:397]}..."
 
 
 def _is_http_endpoint(options: Mapping[str, Any]) -> bool:
-    """Return whether the endpoint uses http; options take precedence over the environment."""
+    """Return whether the endpoint uses http. Options take precedence over environment variables."""
     given = [str(options[name]) for name in options if name.lower().endswith(("endpoint", "endpoint_url"))]
     named = given or [os.environ.get(name, "") for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AWS_ENDPOINT_URL_S3")]
     return any(each.lower().startswith("http://") for each in named)
 
 
 def import_obstore() -> Any:
-    """Import obstore.  Raises `MissingExtra`."""
+    """Import obstore. Raises `MissingExtra`."""
     return import_extra("keep a state in S3", "s3", "obstore", "obstore.store")

@@ -1,7 +1,7 @@
-"""Open a store by an address: a folder, ``s3://bucket/prefix``, or a store that is already open.
+"""Open the store at an address: a folder, or ``s3://bucket/prefix``. A store that is already open is accepted too.
 
-Guarantees: a store that is opened for reading creates, changes and probes nothing. An address with an unknown scheme is
-refused, and never becomes a folder. The S3 client is an optional package, so `s3` is imported only for its addresses.
+Guarantees: opening a store for reading creates, changes and tests nothing. An address with an unknown scheme is
+refused, and never becomes a folder. The S3 client is an optional package, so `s3` is imported only for S3 addresses.
 
 >>> from ddflow.storage.memory import MemoryStore
 >>> store = MemoryStore()
@@ -10,7 +10,7 @@ True
 >>> open_store("hdfs://host/orders")
 Traceback (most recent call last):
     ...
-ddflow.errors.StateRefused: open the state hdfs://host/orders: hdfs:// is not supported; give a folder, without a ...
+ddflow.errors.StateRefused: open the state hdfs://host/orders: hdfs:// is not supported; use a folder, without a ...
 """
 
 import os
@@ -25,25 +25,25 @@ from ddflow.storage.object_store import CLOUDS
 from ddflow.storage.protocol import Store
 
 State = str | os.PathLike[str] | Store
-"""The address of a state, or its open store; an address is a folder or ``s3://bucket/prefix``."""
+"""The address of a state, or the open store of the state. An address is a folder or ``s3://bucket/prefix``."""
 Trust = Literal["owner", "group"]
 
 
 def check_state_address(given: Any) -> str | os.PathLike[str]:
-    """Return the address of a state unchanged, without opening it.  O(1).
+    """Check the address of a state and return it unchanged, without opening the state. O(1).
 
-    Raises `StateRefused` for any other value.
+    Raises `StateRefused` for a value that is not an address.
     """
     if not isinstance(given, str | os.PathLike):
-        # The message does not show the value: it may contain a password.
-        raise StateRefused("open a state", f"{type(given).__name__} is no address", address.EITHER)
+        # The message does not show the value, which may contain a password.
+        raise StateRefused("open a state", f"{type(given).__name__} is not an address", address.EITHER)
     if _is_bucket_address(given):
         return given
     if (scheme := address.parse_scheme(given).lower()) in CLOUDS:  # pathlib turns a URL into s3:/bucket
         raise StateRefused(
             f"open the state {address.mask_address(given)}",
             f"it is not of the form {scheme}://bucket/prefix",
-            "give such a URL, as a text and in small letters",
+            "use such a URL, as text with a lower-case scheme",
         )
     found: str | os.PathLike[str] = address.require_folder(given, "open the state", remedy=address.EITHER)
     return found
@@ -56,8 +56,8 @@ def _is_bucket_address(given: str | os.PathLike[str]) -> bool:
 def open_store(given: Any, *, trust: str = "owner", create: bool = True, readonly: bool = False) -> Store:
     """Open the store at an address.
 
-    ``create``: make a store if none exists.  ``trust``: see `LocalStore`.  Raises `StateRefused` for a value that is no
-    address, `MissingExtra` without the S3 client, and the errors of the stores.
+    ``create``: create a store if none exists. ``trust``: see `LocalStore`. Raises `StateRefused` for a value that is
+    not an address, `MissingExtra` without the S3 client, and the errors of the stores.
     """
     if isinstance(given, Store):
         return given

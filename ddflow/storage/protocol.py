@@ -1,12 +1,13 @@
-"""Define what a store is: immutable blobs by name, and numbered manifests.
+"""Define the interface of a store. A store holds immutable blobs, which have names, and manifests, which have numbers.
 
 A blob never changes after `put`, and at most one writer publishes a manifest under a number. So a reader of a manifest
-sees exactly one version, and of two concurrent writers only one succeeds. A store may fail after it lost the answer, so
-each failure says whether the write did not happen (`StorageFull`, `StorageFailed`) or may have happened
-(`OutcomeUnknown`, raised by `Store.publish` only). The store makes all names from its nonce and a number, never from
-user input.
+sees exactly one version, and only one of two concurrent writers succeeds. A write may succeed although its answer is
+lost. So each error says whether the write did not happen (`StorageFull`, `StorageFailed`) or may have happened
+(`OutcomeUnknown`, raised only by `Store.publish`). The names of blobs are made from the nonce of the store and a
+number, never from user input.
 
-Limits: a store does not know the contents of blobs and manifests. It does not collect unnamed blobs.
+Limits: a store does not know the contents of blobs and manifests. A store does not delete unused blobs by itself. The
+caller must delete the blobs that no manifest names.
 
 >>> Blob("00ff00ff00ff00ff-1.arrow", 4, bytes(16)).length
 4
@@ -30,13 +31,13 @@ NAME: Final = re.compile(FILE)
 """The pattern of a blob's name."""
 
 GREATEST: Final = 10**16 - 2
-"""The greatest number of a manifest: it and its successor have sixteen digits."""
+"""The greatest number of a manifest. This number and its successor have sixteen digits."""
 
 MANIFEST: Final = 1 << 28
 """The maximum size of a manifest, in bytes."""
 
 RESTORE: Final = ErrorText(
-    "restore it from a copy, go back with ", CommandFix("rollback"), ", or replay the log into a new state"
+    "restore it from a backup, go back with ", CommandFix("rollback"), ", or replay the log into a new state"
 )
 """The remedy for a damaged file of a state."""
 
@@ -45,7 +46,7 @@ DIGITS: Final = 16
 
 
 class Blob(NamedTuple):
-    """A blob as a manifest names it: its name, its length in bytes and the xxh3-128 ``digest`` of its bytes.
+    """A reference to a blob in a manifest: the name, the length in bytes and the xxh3-128 ``digest`` of the bytes.
 
     In JSON a blob is a list of three values, with the digest in base64.
     """
@@ -56,7 +57,7 @@ class Blob(NamedTuple):
 
 
 class BlobEntry(NamedTuple):
-    """A blob as its store lists it.  ``age``: the seconds since it was written."""
+    """A blob in a listing of its store. ``age``: the seconds since the blob was written."""
 
     name: str
     length: int
@@ -64,16 +65,17 @@ class BlobEntry(NamedTuple):
 
 
 Write = Callable[[Any], None]
-"""A function that writes a blob's bytes to a sink with ``write(buffer) -> int``, ``tell()`` and ``flush()``."""
+"""A function that writes a blob's bytes to a sink. A sink has ``write(buffer) -> int``, ``tell()`` and ``flush()``."""
 
 
 class BlobStore(ABC):
-    """A place for blobs, lasting or scratch.
+    """A store of blobs, which are lasting or scratch.
 
-    ``where``: the place, for messages.  ``nonce``: 16 hex digits, unique to this writer.  ``remedy``: the advice for a
+    ``where``: the place, for messages. ``nonce``: 16 hex digits, unique to this writer. ``remedy``: the advice for a
     damaged blob.
 
-    Every method raises `StorageFailed` if the place cannot be read or written, unless it says otherwise.
+    Every method raises `StorageFailed` if the storage cannot be read or written, unless the docstring of the method
+    says otherwise.
     """
 
     remedy: ClassVar[str] = RESTORE
@@ -84,37 +86,34 @@ class BlobStore(ABC):
 
     @abstractmethod
     def put(self, ending: str, write: Write) -> Blob:
-        """Write a new blob and hash its bytes on the way.
+        """Write a new blob. The bytes are hashed while they are written.
 
-        ``ending``: "arrow" or "json".  ``write``: writes the bytes.  Raises `StorageFull` and the errors of ``write``;
-        no file is left then.
+        ``ending``: "arrow" or "json". ``write``: a function that writes the bytes. Raises `StorageFull` and the errors
+        of ``write``. After an error no file is left.
         """
 
     @abstractmethod
     def map_blob(self, blob: Blob, check: bool = True) -> pa.Buffer:
-        """Map or load the bytes of a blob, after a comparison of its length and digest.  O(bytes).
+        """Map or load the bytes of a blob, and verify their length and digest. O(bytes).
 
-        ``check``: False if the caller compares the digest; the store may still do so.  Raises `CorruptState`, naming
-        the blob, if it is missing or has other bytes.
+        ``check``: False if the caller compares the digest; the store may still compare it. Raises `CorruptState` with
+        the name of the blob if it is missing or has other bytes.
         """
 
     @abstractmethod
     def delete(self, name: str) -> None:
-        """Delete a blob; a missing one counts as deleted.
-
-        A process that has mapped the blob keeps its bytes.
-        """
+        """Delete a blob, or do nothing if it is missing. A process that has mapped the blob can still read it."""
 
     @abstractmethod
     def close(self) -> None:
-        """Release all resources; `put` fails afterwards, and mapped bytes stay valid.
+        """Release all resources. Later calls of `put` fail, and mapped bytes stay valid.
 
         A second call is harmless.
         """
 
     @abstractmethod
     def _check_writable(self) -> None:
-        """Raise an error if this store may not change its contents any more."""
+        """Raise an error if this store may no longer change its contents."""
 
     def _make_blob_name(self, ending: str) -> str:
         """Return a name that no blob has or ever had."""
@@ -123,10 +122,10 @@ class BlobStore(ABC):
 
 
 class Store(BlobStore):
-    """A store of lasting blobs and of the manifests that name them, for one thread at a time.
+    """A store of lasting blobs, and of the manifests that name these blobs.
 
-    The bytes of a blob are durable when `put` returns, and its name when `fsync_blob_names` returns.  ``readonly``:
-    whether the store refuses all changes.
+    Only one thread at a time may use the store. The bytes of a blob are durable when `put` returns, and its name is
+    durable when `fsync_blob_names` returns. ``readonly``: whether the store refuses all changes.
     """
 
     readonly = False
@@ -134,28 +133,30 @@ class Store(BlobStore):
 
     @abstractmethod
     def fsync_blob_names(self) -> None:
-        """Make the names of all earlier blobs durable."""
+        """Make the names of all existing blobs durable."""
 
     def pin_blobs(self, names: Iterable[str]) -> None:
-        """Hold blobs that will be mapped, if the store can; then a deletion meanwhile does no harm.  O(blobs).
+        """Let a later `map_blob` read these blobs even after their deletion, if the store supports this.
 
-        Reads no bytes and never fails: `map_blob` raises the error for a blob that is missing.
+        O(blobs).
+
+        The method reads no bytes and never fails. For a missing blob, `map_blob` raises the error later.
         """
 
     @abstractmethod
     def list_blobs(self) -> list[BlobEntry]:
-        """List all blobs: the files with names like `NAME`.  O(blobs).
+        """List all blobs: the files with names that match `NAME`. O(blobs).
 
-        Files with other names do not belong to ddflow and are left out.
+        Files with other names do not belong to ddflow and are skipped.
         """
 
     def find_blob_sizes(self, names: list[str]) -> dict[str, int]:
-        """Return the lengths in bytes of the blobs that exist, by name.  O(names), or O(blobs) if that is cheaper."""
+        """Return the length in bytes of each blob that exists, by name. O(names), or O(blobs) if that is cheaper."""
         there = {entry.name: entry.length for entry in self.list_blobs()}
         return {name: there[name] for name in names if name in there}
 
     def delete_many(self, names: Iterable[str]) -> None:
-        """Delete blobs from any thread, many at a time if that is faster.  O(names)."""
+        """Delete blobs, many at a time if that is faster. May be called from any thread. O(names)."""
         for name in names:
             self.delete(name)
 
@@ -169,32 +170,36 @@ class Store(BlobStore):
 
     @abstractmethod
     def read_manifest(self, number: int) -> bytes:
-        """Read the bytes of a manifest, at most `MANIFEST`.  Raises `CorruptState` if it is missing or larger."""
+        """Read the bytes of a manifest. Raises `CorruptState` if they are missing or more than `MANIFEST` bytes."""
 
     @abstractmethod
     def publish(self, number: int, data: bytes) -> bool:
-        """Publish a manifest if its number is free, and return whether it was; True means that it is durable.
+        """Publish a manifest if its number is free, and return whether the number was free.
 
-        ``data`` contains this writer's nonce. So a store that lost the answer to its own put can read the manifest back
-        and compare.
+        If the result is True, the manifest is durable.
 
-        Raises `StorageFull` or `StorageFailed` if it did not happen, `OutcomeUnknown` if it may have happened.
+        ``data`` contains this writer's nonce. If the answer to a put is lost, the store can therefore read the manifest
+        and compare it with ``data``.
+
+        Raises `StorageFull` or `StorageFailed` if the manifest was not published, `OutcomeUnknown` if it may have been
+        published.
         """
 
     @abstractmethod
     def delete_manifest(self, number: int) -> None:
-        """Delete a manifest; a missing one counts as deleted."""
+        """Delete a manifest, or do nothing if it is missing."""
 
     @abstractmethod
     def mark_published(self, number: int) -> None:
-        """Mark a number as published; the store may delete marks of smaller numbers.
+        """Mark a number as published. The store may delete the marks of smaller numbers.
 
-        A mark need not be durable. If its manifest is missing, the newest manifest was lost.
+        A mark need not be durable. If the manifest with the greatest marked number is missing, the newest manifest was
+        lost.
         """
 
     @abstractmethod
     def find_last_published(self) -> int:
-        """Return the greatest marked number, -1 for none."""
+        """Return the greatest marked number, or -1 if no number is marked."""
 
     @abstractmethod
     def open_scratch_store(self) -> BlobStore:
@@ -221,31 +226,37 @@ Bytes = TypeVar("Bytes", pa.Buffer, bytes)
 
 
 def verify_bytes(whole: Bytes, blob: Blob, where: str, remedy: str = RESTORE) -> Bytes:
-    """Return the same bytes if they match the blob's length and digest.  O(bytes).
+    """Check that bytes have the length and the digest of a blob, and return them. O(bytes).
 
-    Raises `CorruptState`, naming the blob, if they do not.
+    Raises `CorruptState`, with the name of the blob, if the bytes do not match.
     """
     size = len(whole) if isinstance(whole, bytes) else whole.size
     found = xxhash.xxh3_128(whole).digest()
     if size != blob.length or found != blob.digest:
         raise CorruptState(
             f"the file {blob.name} of {where}",
-            f"it has {size:,} bytes with checksum {found.hex()}, and {blob.length:,} with {blob.digest.hex()} were "
+            f"it has {size:,} bytes with checksum {found.hex()}, but {blob.length:,} with {blob.digest.hex()} were "
             "written",
-            f"it was changed or cut; {remedy}",
+            f"it was changed or truncated; {remedy}",
         )
     return whole
 
 
 def check_length(whole: pa.Buffer, blob: Blob, where: str) -> pa.Buffer:
-    """Return the same bytes if their length is right, without a look at their digest.  O(1).  Raises `CorruptState`."""
+    """Check that bytes have the length of a blob, and return them. The digest is not checked. O(1).
+
+    Raises `CorruptState`.
+    """
     return whole if whole.size == blob.length else verify_bytes(whole, blob, where)
 
 
 def check_blob_name(name: str) -> str:
-    """Return the name of a blob unchanged.  Raises `ValueError` for any other text, which might be a path."""
+    """Check that a text is the name of a blob, and return it.
+
+    Raises `ValueError` for a text that is not such a name, because the text might be a path.
+    """
     if not NAME.fullmatch(name):
-        raise ValueError(f"{name!r} is no name of a blob")
+        raise ValueError(f"{name!r} is not the name of a blob")
     return name
 
 
@@ -253,13 +264,13 @@ def missing_file_error(name: str, where: str) -> CorruptState:
     """Build the error for a missing file that a manifest names."""
     return CorruptState(
         f"the file {name} of {where}",
-        "it is missing, and the manifest names it",
+        "it is missing, but the manifest names it",
         RESTORE,
     )
 
 
 def parse_manifest_numbers(folder: str, names: Iterable[str], where: str) -> list[int]:
-    """Parse the names of manifests or marks, and return their numbers, ascending; other names are left out.  O(names).
+    """Parse the names of manifests or marks, and return their numbers, ascending. Other names are skipped. O(names).
 
     Raises `CorruptState` for a number that no manifest can have.
     """
@@ -268,7 +279,7 @@ def parse_manifest_numbers(folder: str, names: Iterable[str], where: str) -> lis
     if found and found[-1] > GREATEST:
         raise CorruptState(
             f"{folder}/{found[-1]} of {where}",
-            f"no version has that number: {GREATEST} is the greatest, and ddflow counts from 0",
-            "it was not written by ddflow: remove it",
+            f"no version can have that number: ddflow counts from 0, and stops at {GREATEST}",
+            "ddflow did not write it: remove it",
         )
     return found

@@ -1,4 +1,4 @@
-"""Keep a state in an object store (S3 or a compatible one), with a cache of blobs on the local disk.
+"""Keep a state in S3 or a compatible object store, with a cache of blobs on the local disk.
 
 Guarantees: a manifest is published by a conditional put, so one of two writers fails. The cache names each blob by its
 checksum, verifies it at each read, and stays below its size limit.
@@ -45,16 +45,16 @@ SIZE: Final = 1 << 30
 _WHOLE = re.compile(r"[0-9a-f]{32}")
 _PART = re.compile(r"[0-9a-f]{16}\.part")
 _ABANDONED = 86_400.0
-"""The seconds after which a partly written file counts as left by a crashed process."""
+"""The seconds after which ddflow assumes that the process writing a temporary file has crashed."""
 
 
 class BlobCache:
     """A cache of blobs in a local folder.
 
-    ``path``: the folder, made if it is missing; None: `default_cache_folder`.  ``size``: the maximum bytes; 0 keeps
-    nothing.
+    ``path``: the folder, which is created if it is missing; None: `default_cache_folder`. ``size``: the maximum bytes;
+    a cache of size 0 keeps nothing.
 
-    Raises `StateRefused` if the folder cannot be made, belongs to another user, or others may write to it.
+    Raises `StateRefused` if the folder cannot be created, belongs to another user, or other users may write to it.
 
     >>> import tempfile, xxhash
     >>> blob = Blob("00ff00ff00ff00ff-1.arrow", 4, xxhash.xxh3_128(b"wxyz").digest())
@@ -76,7 +76,7 @@ class BlobCache:
         self._evict()
 
     def map_blob(self, blob: Blob) -> pa.Buffer | None:
-        """Map and verify a blob; return None if it is not cached.  O(bytes)."""
+        """Map and verify a blob. Return None if the blob is not cached. O(bytes)."""
         path = os.path.join(self.path, blob.digest.hex())
         try:
             if os.stat(path, follow_symlinks=False).st_size != blob.length:
@@ -92,11 +92,11 @@ class BlobCache:
         return whole
 
     def add_blob(self, blob: Blob, pieces: Iterable[bytes], where: str) -> pa.Buffer:
-        """Write the pieces of a blob to the cache, and map it.  O(bytes), with one piece at a time in memory.
+        """Write the pieces of a blob to the cache, and map it. O(bytes), with one piece at a time in memory.
 
-        ``where``: the origin of the pieces, for messages.  Takes at most one byte more than the blob's length.  Raises
-        `CorruptState` if the pieces are not the blob, the errors of ``pieces``, and `StorageFull` or `StorageFailed` if
-        the cache's disk refuses. No file is left then.
+        ``where``: the origin of the pieces, for messages. Writes at most one byte more than the blob's length. Raises
+        `CorruptState` if the pieces are not the bytes of the blob, and `StorageFull` or `StorageFailed` if the disk of
+        the cache fails. Also raises the errors of ``pieces``. After an error no file is left.
         """
         what = f"cache {blob.name} of {where}"
 
@@ -114,19 +114,19 @@ class BlobCache:
         return whole
 
     def write_temporary_file(self, what: str, write: Write) -> tuple[str, FileWriter]:
-        """Write a new file that only this user may read; return its path and its writer.  O(bytes).
+        """Write a new file that only this user may read. Return its path and its `FileWriter`. O(bytes).
 
-        Then call `commit_temporary_file` or `delete_temporary_file` on the path.  Raises as `ManagedFolder.write_file`
-        does, for ``what``; no file is left then.
+        The caller must call `commit_temporary_file` or `delete_temporary_file` on the path. ``what``: the operation,
+        for messages. Raises the errors of `ManagedFolder.write_file`. After an error no file is left.
         """
-        self._create_folder()  # The user may have cleared the cache.
+        self._create_folder()  # Create the folder again, because the user may have deleted the cache.
         path = os.path.join(self.path, f"{os.urandom(8).hex()}.part")
         return path, self.site.write_file(path, what, write)
 
     def commit_temporary_file(self, path: str, blob: Blob) -> None:
-        """Rename a temporary file to its cached name; it holds this blob.
+        """Rename a temporary file that holds a blob to the name of the blob in the cache.
 
-        Never fails: a file that cannot be kept is deleted.
+        Errors are ignored: if the file cannot be renamed, it is deleted.
         """
         if blob.length > self.size:
             return self.delete_temporary_file(path)
@@ -139,7 +139,7 @@ class BlobCache:
             self._evict()
 
     def delete_temporary_file(self, path: str) -> None:
-        """Unlink a temporary file; a second call is harmless."""
+        """Unlink a temporary file. A second call has no effect."""
         self.site.try_unlink(path)
 
     def _create_folder(self) -> None:
@@ -149,23 +149,26 @@ class BlobCache:
             state = os.stat(self.path)
         except OSError as error:
             raise StateRefused(
-                asked, f"the folder cannot be made ({error.strerror})", "name another folder for the cache"
+                asked, f"the folder cannot be created ({error.strerror})", "use another folder for the cache"
             ) from None
         if state.st_uid != os.geteuid():
             raise StateRefused(
                 asked,
                 f"it belongs to user {state.st_uid}, not to {os.geteuid()}",
-                "name a folder of your own for the cache",
+                "use a folder that belongs to you for the cache",
             )
         if stat.S_IMODE(state.st_mode) & 0o022:
             raise StateRefused(
                 asked,
-                f"its mode is {stat.S_IMODE(state.st_mode):o}, so others may put files there",
-                "chmod 700 it, or name another folder for the cache",
+                f"its mode is {stat.S_IMODE(state.st_mode):o}, so other users may write to it",
+                "run chmod 700 on it, or use another folder for the cache",
             )
 
     def _evict(self) -> None:
-        """Unlink the least recently used files until the rest fits, and the files of crashed processes.  O(files)."""
+        """Unlink temporary files of crashed processes, and unlink blobs until the cache is within its size limit.
+
+        The least recently used blobs are unlinked first. O(files).
+        """
         files = []
         with suppress(OSError), os.scandir(self.path) as entries:
             for entry in entries:
@@ -191,21 +194,22 @@ def default_cache_folder() -> str:
 
 
 MANY: Final = 2_000
-"""The number of names above which sizes come from a list of all blobs."""
+"""If the sizes of more blobs than this are wanted, they are taken from a list of all blobs."""
 
 _OURS = re.compile(r"(?:blobs|manifests|marks|probes)/.*")
 
 
 class S3Store(Store):
-    """A state in a bucket.
+    """A store for a state in a bucket.
 
-    ``url``: s3://bucket/prefix.  ``cache``: a `BlobCache` or its folder; None: this user's cache.  ``options``: the
+    ``url``: s3://bucket/prefix. ``cache``: a `BlobCache` or its folder; None: this user's cache. ``options``: the
     configuration of ``obstore.store.S3Store``, in addition to the environment (``AWS_ACCESS_KEY_ID``,
-    ``AWS_ENDPOINT_URL``, ...), and its ``retry_config`` and ``client_options``.  Plain http is used only if the
-    endpoint's URL says so. ``create=False``: the state must exist.  ``readonly``: the store writes nothing.
+    ``AWS_ENDPOINT_URL``, ...), and its ``retry_config`` and ``client_options``. Plain http is used only if the
+    endpoint's URL says so. ``create=False``: the state must exist. ``readonly``: the store writes nothing.
 
-    O(manifests + marks), in a few requests.  Raises `MissingExtra` without obstore. Raises `StateRefused` if the bucket
-    or state does not exist, if the prefix holds other objects, or if two conditional puts of one key both succeed.
+    O(manifests + marks), in a few requests. Raises `MissingExtra` without obstore. Raises `StateRefused` if the bucket
+    or state does not exist, or the prefix holds objects that are not ddflow's. Raises `StateRefused` if the bucket lets
+    two conditional puts of one key succeed.
     """
 
     def __init__(
@@ -227,7 +231,7 @@ class S3Store(Store):
         self.cache = cache if isinstance(cache, BlobCache) else BlobCache(cache)
 
     def put(self, ending: str, write: Write) -> Blob:
-        """Write a blob to the cache's disk, then upload it, as `BlobStore.put` does.
+        """Write a new blob, as `BlobStore.put` does: first to the disk of the cache, then to the bucket.
 
         O(bytes), with a few pieces in memory.
         """
@@ -242,24 +246,25 @@ class S3Store(Store):
         return blob
 
     def fsync_blob_names(self) -> None:
-        """Do nothing: a name is durable with its bytes."""
+        """Do nothing, because an object in a bucket becomes durable together with its name."""
 
     def map_blob(self, blob: Blob, check: bool = True) -> pa.Buffer:
-        """Map a blob from the cache, or fetch it to the cache.  O(bytes), with a few pieces in memory.
+        """Map a blob from the cache. If the blob is not cached, first fetch it to the cache.
 
-        Always compares the digest.
+        O(bytes), with a few pieces in memory. The digest is always verified.
         """
         found = self.cache.map_blob(blob)
         return found if found is not None else self.fetch(blob)
 
     def fetch(self, blob: Blob) -> pa.Buffer:
-        """Fetch a blob from the bucket even if it is cached, for checks of the bucket."""
+        """Fetch a blob from the bucket even if it is cached. Tools use this to check the bucket."""
         return self.cache.add_blob(blob, self._read_blob_chunks(blob), self.where)
 
     def list_blobs(self) -> list[BlobEntry]:
-        """List all blobs, as `Store.list_blobs` does.  O(blobs), with a request for each 1,000.
+        """List all blobs, as `Store.list_blobs` does. O(blobs), with one request for each 1,000 blobs.
 
-        Ages never exceed the true ones, by the server's clock. A reader may not write, so it uses its own clock.
+        The ages of blobs are computed with the server's clock, and never exceed the true ages. A read-only store uses
+        the local clock, because only a write returns the time of the server.
         """
         if self.readonly:
             now = time.time()
@@ -272,9 +277,10 @@ class S3Store(Store):
         ]
 
     def find_blob_sizes(self, names: list[str]) -> dict[str, int]:
-        """Return lengths as `Store.find_blob_sizes` does.
+        """Return the lengths of blobs, as `Store.find_blob_sizes` does.
 
-        One request for each name, many at once, or one for each 1,000 blobs.
+        Sends one request for each name, many in parallel. For many names, instead lists all blobs of the state, with
+        one request for each 1,000 blobs.
         """
         if len(names) > MANY:
             return super().find_blob_sizes(names)
@@ -282,21 +288,24 @@ class S3Store(Store):
         return {name: found[_blob_key(name)] for name in names if _blob_key(name) in found}
 
     def delete(self, name: str) -> None:
-        """Delete a blob, as `BlobStore.delete` does, with one request."""
+        """Delete a blob, as `BlobStore.delete` does. Sends one request."""
         self._check_writable()
         self._bucket.delete(_blob_key(name))
 
     def delete_many(self, names: Iterable[str]) -> None:
-        """Delete blobs, as `Store.delete_many` does, with a request for each, many at a time."""
+        """Delete blobs, as `Store.delete_many` does. Sends one request for each blob, many in parallel."""
         self._check_writable()
         self._bucket.delete_many([_blob_key(name) for name in names])
 
     def list_manifests(self) -> list[int]:
-        """List numbers as `Store.list_manifests` does.  O(manifests), with a request for each 1,000."""
+        """List the numbers of all manifests, as `Store.list_manifests` does.
+
+        O(manifests), with one request for each 1,000 manifests.
+        """
         return self._list_numbers("manifests")
 
     def is_published(self, number: int) -> bool:
-        """Return whether a manifest has this number, with one request."""
+        """Return whether a manifest has this number. Sends one request."""
         try:
             self._bucket.head(_number_key("manifests", number))
         except FileNotFoundError:
@@ -311,8 +320,8 @@ class S3Store(Store):
             if length > MANIFEST:
                 raise CorruptState(
                     f"the file {key} of {self.where}",
-                    f"it has {length:,} bytes, and none has more than {MANIFEST:,}",
-                    "it was not written by ddflow; restore it from a copy",
+                    f"it has {length:,} bytes, but no manifest has more than {MANIFEST:,}",
+                    "ddflow did not write it; restore it from a backup",
                 )
             return b"".join(pieces)
         except FileNotFoundError:
@@ -321,7 +330,7 @@ class S3Store(Store):
     def publish(self, number: int, data: bytes) -> bool:
         """Publish a manifest by a conditional put.
 
-        After any answer but success, compares the object there.
+        If the answer to the put is not success, the method reads the object and compares it with ``data``.
         """
         self._check_writable()
         try:
@@ -336,7 +345,7 @@ class S3Store(Store):
         self._bucket.delete(_number_key("manifests", number))
 
     def mark_published(self, number: int) -> None:
-        """Mark a number, as `Store.mark_published` does, and remove the smaller marks that this writer knows."""
+        """Mark a number, as `Store.mark_published` does. Delete the smaller marks that this writer knows."""
         self._check_writable()
         self._bucket.put_object(_number_key("marks", number), b"")
         for smaller in [each for each in self._marks if each < number]:
@@ -346,7 +355,7 @@ class S3Store(Store):
         self._marks.add(number)
 
     def find_last_published(self) -> int:
-        """Return the greatest marked number, as `Store.find_last_published` does.  O(marks)."""
+        """Return the greatest marked number, as `Store.find_last_published` does. O(marks)."""
         self._marks = set(self._list_numbers("marks"))
         return max(self._marks, default=-1)
 
@@ -356,38 +365,36 @@ class S3Store(Store):
         Also raises `StorageFull`, `StorageFailed`.
         """
         self._check_writable()
-        with self.cache.site.translate_disk_errors("make a folder to spill to"):
+        with self.cache.site.translate_disk_errors("create a folder to spill to"):
             spill = os.path.join(self.cache.path, "spill")
             os.makedirs(spill, mode=0o700, exist_ok=True)
             remove_stale_folders(spill)
             return ScratchStore.create_below(spill)
 
     def _check_prefix(self, create: bool) -> None:
-        """Raise `StateRefused` unless the prefix has a state, or may get one because it is empty."""
+        """Check that the prefix has a state, or is empty if ``create`` is True. Raises `StateRefused`."""
         try:
             if self.list_manifests() or self.find_last_published() >= 0:
                 return
             first = self._bucket.list_objects(all=False)
         except FileNotFoundError as error:
-            raise self._bucket.build_refusal(str(error), "make the bucket, or give another") from None
+            raise self._bucket.build_refusal(str(error), "create the bucket, or use another bucket") from None
         if not create:
             raise self._bucket.build_refusal(
-                "there is no state", "give the place of one, or open it to be written first"
+                "there is no state", "use the address of a state, or create the state first"
             )
         for each in first:
             if not _OURS.fullmatch(each.key):
-                raise self._bucket.build_refusal(
-                    f"it has no state and is not empty ({each.key!r})", "give a new prefix"
-                )
+                raise self._bucket.build_refusal(f"it has no state and is not empty ({each.key!r})", "use a new prefix")
 
     def _read_blob_chunks(self, blob: Blob) -> Iterator[bytes]:
-        """Check the length of a blob, then yield its pieces, each requested when it is needed."""
+        """Check the length of a blob, then yield its pieces. Each piece is requested when it is needed."""
         try:
             length, pieces = self._bucket.open_object(_blob_key(blob.name))
             if length != blob.length:
                 raise CorruptState(
                     f"the file {blob.name} of {self.where}",
-                    f"it has {length:,} bytes, the manifest says {blob.length:,}",
+                    f"it has {length:,} bytes, but the manifest says {blob.length:,}",
                     RESTORE,
                 )
             yield from pieces
@@ -402,7 +409,7 @@ class S3Store(Store):
 
 def _number_key(folder: str, number: int) -> str:
     if not 0 <= number < 10**16:
-        raise ValueError(f"{number} is no number of a manifest")
+        raise ValueError(f"{number} is not the number of a manifest")
     return f"{folder}/{number:016d}"
 
 

@@ -1,7 +1,7 @@
 """Compare two tables by key: find added, removed and changed rows, and the changed columns.
 
-Guarantees: memory is bounded by the keys of the larger side. A duplicate key, a null key or a column of another type
-raises an error that names the side.
+Guarantees: memory use is bounded by the keys of the larger side. A duplicate key, a null key or a column of another
+type raises an error that names the side.
 
 >>> before = {"id": [1, 2, 3], "city": ["Bern", "Basel", "Chur"], "n": [1, 2, 3]}
 >>> after = [{"id": 2, "city": "Basel", "n": 2}, {"id": 3, "city": "Zug", "n": 3}, {"id": 4, "city": "Bern", "n": 4}]
@@ -43,7 +43,9 @@ from ddflow.plan.inputs.spec import Upsert
 
 
 class ComparisonSide(NamedTuple):
-    """One side of a comparison.  ``given``: the argument.  ``how``: options of its files.  ``rows``: as first read.
+    """One of the two sides of a comparison.
+
+    ``given``: the argument of `compare`.  ``how``: options of its files.  ``rows``: the rows with their first types.
 
     >>> from ddflow.connectors.files.source import AS_USUAL
     >>> schema = pa.schema({"n": pa.string()})
@@ -58,7 +60,10 @@ class ComparisonSide(NamedTuple):
 
     @property
     def file(self) -> tuple[str, int] | None:
-        """File of the rows, with the number of its first row; None if the rows are not from one file.  O(files)."""
+        """The file that the rows come from, and the number of its first row.
+
+        The value is None if the rows do not come from a single file. O(files).
+        """
         places = (
             list_file_locations([os.fspath(self.given)], self.dialect.kind)
             if is_path(self.given) and self.given != STDIN
@@ -68,18 +73,21 @@ class ComparisonSide(NamedTuple):
 
     @property
     def dialect(self) -> Dialect:
-        """Dialect of the files."""
+        """The CSV dialect of the files."""
         return build_dialect(self.given) if isinstance(self.given, FilePath) else self.how.dialect
 
     def add_file_location(self, error: DdflowError) -> DdflowError:
-        """Add the file to an error about its rows, with the file's row numbers."""
+        """If an error is about rows of the file, add the file and the row numbers within the file."""
         if (file := self.file) is None:
             return error
         set_error_row_names(error, lambda row: f"row {row + file[1]:,}", file[0])
         return replace_error_texts(error, asked=error.asked + f", {file[0]}")
 
     def describe_invalid_text(self, name: str, kind: pa.DataType) -> str:
-        """Describe the first text of a column that a type cannot parse, with its place; "" if all fit.  O(rows)."""
+        """Find the first text in a column that cannot be read as a value of a type; describe the text and its place.
+
+        Return "" if all texts are valid. O(rows).
+        """
         try:
             parse_texts_strictly(
                 to_array(self.rows.column(name)).cast(pa.string()), kind, forms=self.dialect.value_formats
@@ -94,7 +102,7 @@ class ComparisonSide(NamedTuple):
 
 
 def make_text_column_notes(schema: pa.Schema, sides: Sequence[ComparisonSide]) -> tuple[str, ...]:
-    """Return a note for each column that is text on only one side.  ``schema``: of the comparison."""
+    """Return a note for each column that is text on only one side.  ``schema``: the columns of the comparison."""
     notes = list[str]()
     for field in schema:
         if not is_text(field.type) or any(field.name not in side.rows.column_names for side in sides):
@@ -120,8 +128,8 @@ NullKeys = Literal["error", "drop", "keep"]
 class Comparison(NamedTuple):
     """The result of a comparison.
 
-    ``table``: the result of `compare`.  ``notes``: warnings about columns, a line each.  ``rows``: the number of rows
-    of each side.  ``doubts``: see `MultiFileReader`, for the files of both sides.
+    ``table``: the result of `compare`.  ``notes``: warnings about columns, one line each.  ``rows``: the number of rows
+    of each side.  ``doubts``: `MultiFileReader.doubts` of the files of both sides.
     """
 
     table: pa.Table
@@ -255,7 +263,7 @@ def _read_rows(
     look: Look = lambda rows: None,
     doubts: dict[str, None] | None = None,
 ) -> pa.Table:
-    """Read rows, and normalise their types.  ``doubts``: collects the doubts about files, once each."""
+    """Read rows, and normalise their types. ``doubts`` collects notes about doubtful files, each note once."""
     if isinstance(given, str | os.PathLike):
         files = open_files([os.fspath(given)], types=types, how=_build_file_options(given, how))
         if doubts is not None:
@@ -265,7 +273,7 @@ def _read_rows(
     table = to_table(given, what, pa.schema(types))
     names = table.column_names
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise SchemaMismatch(what, f"the columns {twice} occur more than once", "give every column its own name")
+        raise SchemaMismatch(what, f"the columns {twice} occur more than once", "use a different name for each column")
     columns: dict[str, Any] = {
         name: cast_losslessly(column, pa.field(name, types[name]), what)
         if name in types
@@ -276,12 +284,12 @@ def _read_rows(
 
 
 def _build_file_options(given: Any, how: FileOptions) -> FileOptions:
-    """Return the options for a file: the common ones, with the dialect of a `FilePath`."""
+    """Return the options for a file: the common options, with the dialect of a `FilePath`."""
     return replace(how, dialect=build_dialect(given)) if isinstance(given, FilePath) else how
 
 
 def _list_files(given: Any, how: FileOptions) -> list[FileLocation]:
-    """List the files of a path. Raises `UnreadableInput`."""
+    """List the files that a path names. Raises `UnreadableInput`."""
     return list_file_locations([os.fspath(given)], _build_file_options(given, how).dialect.kind)
 
 
@@ -294,7 +302,7 @@ def _report_rows_read(batches: Iterable[pa.RecordBatch], look: Look) -> Iterator
 def _check_columns_exist(names: Iterable[str], option: str, known: list[str]) -> None:
     for name in names:
         if name not in known:
-            found = f"there is no column {name!r} for {option}"
+            found = f"{option} names the column {name!r}, which does not exist"
             raise SchemaMismatch("compare", found, did_you_mean(name, dict.fromkeys(known)))
 
 
@@ -321,7 +329,7 @@ def _is_text_file(given: Any, how: FileOptions) -> bool:
 
 
 def _find_common_type(columns: Sequence[pa.ChunkedArray]) -> pa.DataType | None:
-    """Return a type that can hold the values of both columns; None if no such type exists."""
+    """Return a type that can hold the values of both columns; return None if there is none."""
     one, other = (column.type for column in columns)
     if one == other:
         return one
@@ -343,7 +351,7 @@ def _combine_columns(both: list[pa.Table], keys: tuple[str, ...]) -> pa.Schema:
             raise SchemaMismatch(
                 f"compare, column {name!r}",
                 found,
-                ErrorText("cast one of them, or leave the column out: ", Option("ignore")),
+                ErrorText("cast one of them, or omit the column: ", Option("ignore")),
                 column=name,
             )
         fields.append(pa.field(name, _replace_null_type(kind)))
@@ -352,7 +360,7 @@ def _combine_columns(both: list[pa.Table], keys: tuple[str, ...]) -> pa.Schema:
     if clashes := sorted({name for name in shown if shown.count(name) > 1}):
         raise SpecError(
             "compare",
-            f"the names {clashes} clash with others of the result",
+            f"the names {clashes} occur more than once in the result",
             ErrorText("rename them, or ", Option("ignore"), " them"),
         )
     return pa.schema(fields)
@@ -390,7 +398,7 @@ def _compare_rows(both: list[pa.Table], schema: pa.Schema, spec: Upsert, given: 
             try:
                 updates = engine.replace(_ROWS, table, allow_empty=True)[_ROWS]
             except (DuplicateKeys, NullKey) as error:
-                more = "a row needs a key of its own: name more columns in the key, or mend the rows"
+                more = "each row needs a different key: name more columns in the key, or fix the rows"
                 remedy = restore_names(error.fix) if isinstance(error, NullKey) else more
                 replace_error_texts(error, f"compare: the rows {side}", restore_names(error.found), remedy)
                 raise of.add_file_location(error) from None
@@ -412,7 +420,10 @@ def _compare_rows(both: list[pa.Table], schema: pa.Schema, spec: Upsert, given: 
 
 
 def _avoid_reserved_name(name: str, names: Sequence[str]) -> str:
-    """Return a name for the comparison: a reserved name gets blanks at its end, until it is unique."""
+    """Return the name that a column has during the comparison.
+
+    A reserved name gets blanks at its end until it is unique.
+    """
     own = name if name not in RESERVED else f"{name} "
     while own != name and own in names:
         own += " "
@@ -433,7 +444,7 @@ def _pair_rows(keys: list[pa.Table], secret: Secret) -> Ints:
 
 
 def _list_changed_columns(sides: list[pa.Table], values: list[str], at: Ints, secret: Secret) -> pa.Array:
-    """List the changed columns of each key; null if the key is on only one side."""
+    """List the changed columns of each key. The result is null if only one side has the key."""
     both = (at >= 0).all(axis=0)
     differ = np.zeros((at.shape[1], len(values)), bool)
     for i, name in enumerate(values):
@@ -445,7 +456,7 @@ def _list_changed_columns(sides: list[pa.Table], values: list[str], at: Ints, se
 
 
 def _sort_rows(table: pa.Table, keys: tuple[str, ...]) -> pa.Table:
-    """Sort the rows by key, null first.  Keep their order if Arrow cannot sort the keys."""
+    """Sort the rows by key, null first. If Arrow cannot sort the keys, the rows keep their order."""
     by: list[Any] = [(name, "ascending", "at_start") for name in keys]
     try:
         return table.take(pc.sort_indices(table, by))

@@ -1,11 +1,11 @@
 """Estimate the memory of an input's state from a sample of its rows.
 
 The estimate counts keys exactly, by the identities that the engine would use, and measures a row's columns by their
-types. Constants of the index and the spine give the rest: the load of a table of slots, the garbage before a merge, and
-the duration of a merge. `bytes_resident` is a mean over steps: after a step the engine may hold between two thirds and
-one and a half times as much. `bytes_most` is the bound.
-Limits: leaves out history kept by ``retain=`` or readers, events that wait for their time, and operators after the
-input (a count holds its groups). Assumes that the later event of a key wins.
+types. The estimate computes the overhead from constants of the index and the spine: the load factor of the index, the
+garbage before a merge, and the duration of a merge. `bytes_resident` is a mean over steps: after a particular step, the
+engine can hold between two thirds of this mean and one and a half times this mean. `bytes_most` is the upper bound.
+Limits: the estimate excludes the history kept for ``retain=`` or readers, the events whose time is not closed yet, and
+the operators after the input (a count holds its groups). The estimate assumes that the later event of a key wins.
 """
 
 import math
@@ -36,43 +36,46 @@ from ddflow.trace.spine import EFFORT, GARBAGE
 
 PIECE: Final = 1 << 20
 WORD: Final = 8
-"""Bytes of an identity's word, a value hash, a reference or an order word.  A version has one more byte, for live."""
-GROWTH: Final = 1.5
-"""Growth factor of a full index.  An index has 1 to 1.5 times the needed slots, 1.25 in the mean."""
-MERGING: Final = 1 / (GARBAGE + 1) / (1 + (GARBAGE - 1) * EFFORT / GARBAGE)
-"""Mean share of versions held twice, because a merge in progress has copied them and still holds the originals.
+"""Bytes of a word. A word is a part of an identity, a value hash, a reference, or a part of an order.
 
-A merge of everything begins at GARBAGE versions per key. It copies EFFORT versions for each new version, so it takes
-GARBAGE/EFFORT of a cycle with the length GARBAGE - 1 + GARBAGE/EFFORT. During a merge, the mean is (GARBAGE + 1)/2
-versions per key, and half a version per key for the copies.
+Besides its words, a version has one byte, which says whether the row is live.
+"""
+GROWTH: Final = 1.5
+"""Growth factor of a full index. So an index has between 1 and 1.5 times the slots it needs, 1.25 times on average."""
+MERGING: Final = 1 / (GARBAGE + 1) / (1 + (GARBAGE - 1) * EFFORT / GARBAGE)
+"""Mean share of versions that exist twice, because a running merge has copied them and still holds the originals.
+
+A full merge begins when there are GARBAGE versions per key. The merge copies EFFORT versions for each new version. So
+it lasts while GARBAGE/EFFORT new versions per key arrive, of the GARBAGE - 1 + GARBAGE/EFFORT that arrive in a cycle.
+During a merge, the mean is (GARBAGE + 1)/2 versions per key, plus half a version per key for the copies.
 """
 SECRET: Final = Secret(0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F)
-"""Arbitrary secret: the number of keys does not depend on their identities."""
+"""Any secret can be used here, because the number of keys does not depend on their identities."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """The size of the state with all rows.  It prints as a table; sizes are in bytes."""
+    """The size of the state with all rows. Printing it shows a table; sizes are in bytes."""
 
     keys: int
     """Keys with a live row."""
     tombstones: int
     """Deleted keys whose order the state must keep."""
     bytes_index: int
-    """Bytes of the index, in the mean over steps."""
+    """Bytes of the index, as a mean over steps."""
     bytes_batches: int
-    """Bytes of the batches of versions, in the mean over steps."""
+    """Bytes of the batches of versions, as a mean over steps."""
     bytes_most: int
     """Bytes of index and batches together, after the largest step."""
 
     @property
     def bytes_resident(self) -> int:
-        """Bytes of index and batches together, with all in memory."""
+        """Bytes of the index and the batches together, if all of them are in memory."""
         return self.bytes_index + self.bytes_batches
 
     @property
     def bytes_per_key(self) -> float | None:
-        """Bytes of index and batches for each live key; None without keys."""
+        """Bytes of the index and the batches for each live key; None if there are no keys."""
         return self.bytes_resident / self.keys if self.keys else None
 
     def to_dict(self) -> dict[str, Any]:
@@ -144,13 +147,15 @@ def estimate(table: Any, spec: Upsert, *, keys: int | None = None, step: int = 1
     """
     for name, given in (("keys", keys), ("step", step)):
         if given is not None and (isinstance(given, bool) or not isinstance(given, int) or given < 1):
-            raise SpecError(f"an estimate with {name}={given!r}", "that is no count", "give a whole number, 1 or more")
+            raise SpecError(
+                f"an estimate with {name}={given!r}", "that is not a count", "use a whole number, 1 or more"
+            )
     seen = _Sample(table, spec)
     if keys is not None and not 0 < seen.keys <= keys:
         raise SpecError(
             f"an estimate with keys={keys:,}",
             f"the sample has {seen.keys:,} different keys",
-            "give the number expected in all, or leave keys= out",
+            "pass the total number that you expect, or omit keys=",
         )
     times = 1.0 if keys is None else keys / seen.keys
     rows, entries, live = (round(n * times) for n in (seen.rows, seen.keys, seen.live))
@@ -175,7 +180,8 @@ def _estimate_index_slots(entries: int, rows: int, step: int) -> tuple[int, int]
     if later <= 0:  # one step creates the table in the right size
         exact = max(LEAST, int(entries / LOAD)) + SPARE
         return exact, exact
-    # Each step reserves slots for all its distinct keys, although most are known; this is their expected number.
+    # The expected number of distinct keys in a step. Each step reserves slots for all its keys, although most keys are
+    # already known.
     again = entries * -math.expm1(-later / entries) * (1 - entries / rows)
     need = max(LEAST, int((entries + again) / LOAD))
     return round(need * (1 + GROWTH) / 2) + SPARE, round(need * GROWTH) + SPARE
@@ -191,7 +197,7 @@ def _estimate_versions(entries: int, needed: int, rows: int, step: int) -> tuple
 
 
 class _Sample:
-    """Figures of a sample, read once.
+    """The figures of a sample, which is read once.
 
     ``rows``: rows with a key.  ``keys``: different keys.  ``live``: live keys.  ``payload``: mean bytes of a live row.
     """
@@ -199,8 +205,8 @@ class _Sample:
     def __init__(self, given: Any, spec: Upsert) -> None:
         batches, schema = _split_rows(given)
         if VALUE in schema.names and not {*schema.names}.intersection(spec.key):
-            remedy = "give their rows, as spark_bridge.decode makes them"
-            raise SchemaMismatch("an estimate", f"these are messages, without the key {list(spec.key)}", remedy)
+            remedy = "decode them to rows first, with spark_bridge.decode"
+            raise SchemaMismatch("an estimate", f"the rows are messages, without the key {list(spec.key)}", remedy)
         self.bound = bind_upserts("the table", schema, spec)
         stored = [*self.bound.row_schema.names, *(spec.order_by if build_order(self.bound).hidden else [])]
         nbytes, alive, parts = 0.0, 0, []
@@ -219,7 +225,7 @@ class _Sample:
 
 
 def _count_bytes(column: pa.Array) -> float:
-    """Count the bytes of a column after it is gathered into a batch."""
+    """Count the bytes that a column takes after its rows are copied into a batch."""
     n, kind = len(column), column.type
     nulls = n / 8 if column.null_count else 0
     if pat.is_boolean(kind):
@@ -232,7 +238,7 @@ def _count_bytes(column: pa.Array) -> float:
 
 
 def _split_rows(given: Any) -> tuple[Iterator[pa.Table], pa.Schema]:
-    """Split the rows into pieces, at least one, and return them with the schema of their input."""
+    """Split the rows into at least one piece. Return the pieces, and the schema of the input."""
     if isinstance(given, pa.RecordBatchReader):
         schema = to_arrow_schema(given.schema)
         return chain([empty_table(schema)], (pa.Table.from_batches([batch]) for batch in given)), schema

@@ -1,9 +1,9 @@
 """Read a collection of a state as a stream of tables, to write it to a file.
 
-Guarantees: the tables together are the collection as of one time, with all duplicates. Inputs and counts are read by
-ranges of identities, and stateless operators process each range, so a collection may be larger than memory.
-Limits: if equal rows may come from several ranges (a projection without its key, a concatenation), all rows are summed
-in memory, and the column ``_diff`` counts the duplicates.
+Guarantees: together, the tables contain the complete collection, with all duplicates, as it was at one time. Inputs and
+counts are read by ranges of identities, and stateless operators process each range, so a collection may be larger than
+memory. Limits: if equal rows may come from several ranges (a projection without its key, a concatenation), all rows are
+summed in memory, and the column ``_diff`` counts the duplicates.
 """
 
 from collections.abc import Iterator
@@ -24,9 +24,9 @@ from ddflow.time import format_time_argument
 def open_contents(snapshot: Snapshot, name: str, as_of: int | None = None) -> tuple[pa.Schema, Iterator[pa.Table]]:
     """Return the columns of an output or an input, and an iterator of its rows as tables.
 
-    Consume the iterator while the snapshot is open.  ``as_of``: a time not before ``since``.  If a collection can have
-    duplicates, its rows come once, with ``_diff``.  O(rows); memory for one range, or for all rows if they must be
-    summed.  Raises `NotReadable`.
+    Consume the iterator while the snapshot is open. ``as_of`` must not be a time before ``since``. If a collection can
+    have duplicates, each row is returned once, with its multiplicity in ``_diff``. O(rows) time, with memory for one
+    range of rows, or for all rows if they must be summed. Raises `NotReadable`.
 
     >>> import ddflow as dd
     >>> from ddflow.storage.memory import MemoryStore
@@ -57,7 +57,7 @@ def open_contents(snapshot: Snapshot, name: str, as_of: int | None = None) -> tu
 
 def read_collection_ranges(graph: Graph, node: Collection, as_of: int | None = None) -> Iterator[Updates]:
     """Yield the rows of a collection in pieces.  Several pieces may have equal rows.  O(rows)."""
-    # Collections to read, each with the chain of stateless operators that process its pieces.
+    # The collections to read. Each collection has a chain of stateless operators that process its pieces.
     walk: list[tuple[Collection, Any]] = [(node, None)]
     while walk:
         each, after = walk.pop()

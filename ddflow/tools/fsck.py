@@ -1,7 +1,7 @@
-"""Check every file of a state: compare it with its checksum, and check that the files agree with each other.
+"""Check every file of a state: compare each file with its checksum, and check that the files agree with each other.
 
-Guarantees: `fsck` does not change or delete a file. Each problem names its file. The report lists files that ddflow did
-not write separately; they are no problem.
+Guarantees: `fsck` does not change or delete a file. Each problem names its file. A file that ddflow did not write is
+not a problem. The report lists such files separately.
 """
 
 import re
@@ -48,10 +48,10 @@ from ddflow.tools.inventory_check import (
 
 
 class FsckProblem(NamedTuple):
-    """A problem of a file.
+    """A problem that `fsck` found in a file.
 
-    ``file``: its name in the state, or its path.  ``found``: the fault.  ``manifest``: the newest manifest that names
-    the file; None for a problem of the whole state.
+    ``file``: name of the file in the state, or its path.  ``found``: the fault.  ``manifest``: the newest manifest that
+    names the file; None for a problem of the whole state.
     """
 
     file: str
@@ -61,7 +61,7 @@ class FsckProblem(NamedTuple):
 
 @dataclass
 class FsckReport:
-    """The result of `fsck`. It prints as text.
+    """The result of `fsck`. Printing it shows the report as text.
 
     Attributes
     ----------
@@ -101,7 +101,7 @@ class FsckReport:
 
     @property
     def ok(self) -> bool:
-        """Whether the report has no problem."""
+        """True if the report has no problem."""
         return not self.problems
 
     def add_problem(self, file: str, found: str, manifest: int | None = None) -> None:
@@ -126,17 +126,17 @@ class FsckReport:
         """Report as text for users."""
         size = f"{self.files:,} files of {format_size(self.bytes)} that {self.manifests:,} manifests name"
         if self.ok:
-            lines: list[str] = [f"{self.where}, epoch {self.epoch}: whole; {size}, each read and compared"]
+            lines: list[str] = [f"{self.where}, epoch {self.epoch}: no problems; {size}, each read and compared"]
         else:
             lines = [f"{self.where}: {len(self.problems):,} PROBLEMS in {size}"]
         lines += [f"  {each.file}: {each.found}" for each in self.problems]
         lines += [f"  note: {each}" for each in self.notes]
         if self.garbage is None:
-            lines.append("  garbage: not known, as not all manifests and inventories can be read")
+            lines.append("  garbage: unknown, because some manifests or inventories cannot be read")
         elif self.garbage:
             files = f"{self.garbage:,} files of {format_size(self.garbage_bytes or 0)}"
             lines.append(ErrorText(f"  garbage: {files} that no manifest names; ", CommandFix("gc"), " removes them"))
-        lines += [f"  ignored, since it is not ours: {each}" for each in self.ignored]
+        lines += [f"  ignored, because ddflow did not write it: {each}" for each in self.ignored]
         return ErrorText.join_texts("\n", lines)
 
 
@@ -179,7 +179,7 @@ def fsck(
     trust: Trust = "owner",
     look: Look = lambda size: None,
 ) -> FsckReport:
-    """Check every byte of a state: all kept manifests, all their files, and the contents of these.
+    """Check every byte of a state: all kept manifests, all files that they name, and the contents of these files.
 
     Parameters
     ----------
@@ -206,7 +206,7 @@ def fsck(
 
     Notes
     -----
-    O(bytes); memory for the bookkeeping of the newest version.
+    O(bytes) time, with memory for the bookkeeping of the newest version.
 
     >>> import ddflow as dd
     >>> from ddflow.storage.memory import MemoryStore
@@ -227,16 +227,16 @@ def fsck(
 
 
 class _StateCheck:
-    """One check of one state."""
+    """A single run of `fsck` on a state."""
 
     def __init__(self, store: Store, flow: Plan | None, look: Look) -> None:
         self.store, self.flow, self.look, self.report = store, flow, look, FsckReport(store.where)
         self.damaged, self.compared = set[str](), dict[Blob, pa.Buffer | None]()
         self.files = set[Blob | tuple[str, Blob]]()
         self.named, self.all_named = set[str](), True
-        """Names of files in manifests, and whether all manifests and inventories were readable."""
+        """The names of the files in manifests, and whether all manifests and inventories were readable."""
         self.made_of: dict[int, str] = {}
-        """Expected digest of each manifest, from the manifest after it."""
+        """Expected digest of each manifest, which the next manifest records."""
         self.batch_store, self.seen = CachedBatchStore(store, self.damaged), set[str]()
 
     def run(self) -> FsckReport:
@@ -244,9 +244,9 @@ class _StateCheck:
         entries = self.store.list_blobs()
         marked, numbers = self.store.find_last_published(), self.store.list_manifests()
         if marked > max(numbers, default=-1):
-            self.report.add_problem(manifest_file_name(marked), "it was committed and is missing")
+            self.report.add_problem(manifest_file_name(marked), "it was committed, but it is missing")
         elif not numbers:
-            self.report.add_problem("manifests", "there is none")
+            self.report.add_problem("manifests", "there is no manifest")
         for number in reversed(numbers):
             with self._report_errors(manifest_file_name(number), number):
                 self._check_manifest(number)
@@ -262,7 +262,7 @@ class _StateCheck:
 
     @contextmanager
     def _report_errors(self, file: str, number: int) -> Iterator[None]:
-        """Report an error in the block as a problem of the file in its text, else of ``file``."""
+        """Report an error in the block as a problem of the file in the error message, or by default of ``file``."""
         try:
             yield
         except AlreadyReportedDamage:
@@ -272,7 +272,7 @@ class _StateCheck:
             named = NAMED.search(error.asked) or NAMED.search(error.found)
             if named is not None:
                 file = f"blobs/{named[0]}"
-            # The text after the file's name is the place within the file.
+            # In the message, the place within the file follows the name of the file.
             within = error.asked.rpartition(f" of {self.store.where}, ")[2] if ", " in error.asked else ""
             self.report.add_problem(file, f"{within}: {error.found}" if within else error.found, number)
         except AssertionError as error:
@@ -286,18 +286,18 @@ class _StateCheck:
         data = self.store.read_manifest(number)
         manifest = Manifest.decode(data, number, self.store.where)
         if self.made_of.get(number, "") not in ("", hash_manifest(data)):
-            why = "a fenced writer published it, and the next one was not made from it"
-            self.report.add_note(f"{manifest_file_name(number)} is void: {why}")
+            why = "a fenced writer published it, and the next manifest does not continue it"
+            self.report.add_note(f"{manifest_file_name(number)} does not count: {why}")
         self.made_of[number - 1] = manifest.previous
         newest = self.report.epoch < 0
         if newest:
             self.report.epoch = manifest.epoch
             self._check_output_folder(manifest)
         if fingerprint_plan(manifest.plan) != manifest.fingerprint:
-            self.report.add_problem(manifest_file_name(number), "its fingerprint is not that of its plan", number)
+            self.report.add_problem(manifest_file_name(number), "its fingerprint does not match its plan", number)
         if manifest.epoch and not manifest.inventories:
             self.report.add_problem(
-                manifest_file_name(number), f"it is of epoch {manifest.epoch} and names no state", number
+                manifest_file_name(number), f"it has epoch {manifest.epoch}, but names no inventory", number
             )
         flow = self._load_plan(manifest)
         for found in find_feed_faults(manifest):
@@ -319,7 +319,7 @@ class _StateCheck:
     def _check_inventory(
         self, manifest: Manifest, flow: Plan | None, place: int, newest: bool
     ) -> StoredInventory | None:
-        """Check an inventory and all files named in it; return None if it is unreadable."""
+        """Check an inventory and all files that it names. Return None if the inventory cannot be read."""
         part, number = manifest.inventories[place], manifest.number
         stored, guard = cast(StoredInventory | None, None), partial(self._report_errors, f"blobs/{part.name}", number)
         with guard():
@@ -336,7 +336,7 @@ class _StateCheck:
         return stored
 
     def _load_inventory(self, part: Blob, number: int) -> StoredInventory | None:
-        """Load an inventory, and compare all its sections; return None if one differs from its checksum."""
+        """Load an inventory, and compare each section with its checksum. Return None if a section differs."""
         fetch = partial(self._fetch_blob, number=number)
         text = load_inventory_sections(fetch(part), self._describe_blob(part), fetch)
         whole = all(self.compared[each] is not None for each in (part, *text.sections))
@@ -346,19 +346,22 @@ class _StateCheck:
         return f"the file {blob.name} of {self.store.where}"
 
     def _load_plan(self, manifest: Manifest) -> Plan | None:
-        """Load the plan of a manifest; return None if it is damaged, or needs functions of a missing ``flow``."""
+        """Load the plan of a manifest.
+
+        Return None if the plan is damaged. Return None also if the plan needs Python functions and ``flow`` is None.
+        """
         with self._report_errors(manifest_file_name(manifest.number), manifest.number):
             try:
                 return resolve_plan(manifest.plan, self.flow, self.store.where)
             except SpecError as error:
                 self.report.add_note(
-                    f"{error.found}, so what is kept of counts and outputs was compared byte for byte, "
-                    "and not looked at; give the flow to do that"
+                    f"{error.found}, so files of counts and outputs were only compared with their checksums; to check "
+                    "their contents, pass the flow"
                 )
         return None
 
     def _open_operators(self, manifest: Manifest, flow: Plan | None) -> EmptyOperators:
-        """Open new operators for a manifest's plan; only the inputs if the flow is unknown."""
+        """Open new operators for the plan of a manifest. If the flow is unknown, open only the inputs."""
         secret = Secret(*manifest.secret)
         if flow is None:
             given = read_bindings(manifest.plan, self.store.where)
@@ -381,7 +384,10 @@ class _StateCheck:
         return self._verify_blob_once(blob, number) or b""
 
     def _verify_blob_once(self, blob: Blob, number: int) -> pa.Buffer | None:
-        """Return the bytes of a blob, compared once; report a problem and return None for a damaged blob."""
+        """Compare a blob with its checksum, only once, and return its bytes.
+
+        For a damaged blob, report a problem and return None.
+        """
         if blob not in self.compared:
             self.compared[blob] = None
             self.files.add(blob)
@@ -395,7 +401,7 @@ class _StateCheck:
         return self.compared[blob]
 
     def _read_receipts(self, manifest: Manifest) -> Iterator[Epoch]:
-        """Yield all receipts of a version.  An unreadable backlog file is a problem, and ends its own receipts."""
+        """Yield all receipts of a version.  An unreadable backlog file is reported, and its receipts are skipped."""
         fetch = partial(self._fetch_blob, number=manifest.number)
         for part in manifest.backlog:
             with self._report_errors(f"blobs/{part.file.name}", manifest.number):
@@ -411,7 +417,7 @@ class _StateCheck:
                 if None not in found and rows != output.rows:
                     self.report.add_problem(
                         self._output_path(manifest, receipt.epoch, name, output.blobs[0]),
-                        f"it has {rows:,} rows with the other {len(output.blobs) - 1} of {name!r}, the "
+                        f"it and the other {len(output.blobs) - 1} files of {name!r} have {rows:,} rows, but the "
                         f"manifest says {output.rows:,}",
                         manifest.number,
                     )
@@ -427,7 +433,7 @@ class _StateCheck:
             if owner is not None and owner.state != manifest.id:
                 self.report.add_problem(
                     file,
-                    f"the folder belongs to the state with the id {owner.state}, and this one's is {manifest.id}",
+                    f"the folder belongs to the state with the id {owner.state}, but this state's id is {manifest.id}",
                     manifest.number,
                 )
 
@@ -439,7 +445,7 @@ class _StateCheck:
     def _count_output_rows(
         self, manifest: Manifest, epoch: int, name: str, blob: Blob, flow: Plan | None
     ) -> int | None:
-        """Count the rows of an output file; return None if it was checked before or is unreadable."""
+        """Count the rows of an output file. Return None if the file was checked before or cannot be read."""
         if not is_state_file(blob):
             return self._count_fragment_rows(manifest, epoch, Fragment(name, blob))
         self.named.add(blob.name)
@@ -465,7 +471,7 @@ class _StateCheck:
         self.files.add((path, blob))
         with self._report_errors(path, number):
             if sink.find_fragment_size(epoch, fragment) is None:
-                self.report.add_problem(path, f"it is missing, so epoch {epoch} cannot be given again", number)
+                self.report.add_problem(path, f"it is missing, so epoch {epoch} cannot be repeated", number)
                 return None
             rows = sink.count_rows(epoch, fragment)
             self.look(blob.length)

@@ -138,7 +138,7 @@ def format_timestamp(milliseconds: int) -> str:
 
 
 def _describe_inputs(manifest: Manifest, where: str) -> dict[str, dict[str, Any]]:
-    """Describe each input: its columns, its spec without defaults, and its calls."""
+    """Describe each input: its columns, the fields of its spec that differ from the defaults, and its calls."""
     return {
         name: {
             "columns": list_columns(schema),
@@ -231,7 +231,7 @@ def _describe_receipt(receipt: Epoch) -> dict[str, Any]:
 
 
 def _describe_version(store: Store, number: int) -> dict[str, Any]:
-    """Describe a kept manifest, or the error that makes it unreadable."""
+    """Describe a kept manifest. If the manifest cannot be read, describe the error."""
     try:
         manifest = load_manifest(store, number)
     except DdflowError as error:

@@ -1,9 +1,9 @@
-"""Check the contents of the files of an inventory, beyond their checksums.
+"""Check the contents of the files that an inventory names, in addition to their checksums.
 
-A checksum finds changed bytes, but not wrong contents. So this module checks the order of each batch, recomputes the
-identities and hashes of its rows and its Bloom filter, counts live and deleted keys, and runs the checks of
-arrangements and batchers. It reads no file twice.
-Guarantees: a committed state has no faults. Each fault goes to a guard, so one does not hide another.
+A checksum finds changed bytes, but not contents that were wrong when they were written. So this module checks the order
+of each batch. Then the identities and hashes of the rows, and the Bloom filter, are computed again. The module counts
+live and deleted keys, and runs the checks of arrangements and batchers. The module reads no file twice. Guarantees: a
+state that ddflow committed has no faults. Each fault is recorded, and the check continues after it.
 
 >>> from ddflow.storage.memory import MemoryStore
 >>> batch_store = CachedBatchStore(MemoryStore(), set())
@@ -25,7 +25,7 @@ from ddflow.columns.rows import gather_table
 from ddflow.connectors.sources import find_position_error
 from ddflow.dataflow import batcher as pending
 from ddflow.dataflow.result import GONE, NAMES, count_resolved_events
-from ddflow.engine.checkpoint import MEND, InputRecord, Inventories, StoredInventory
+from ddflow.engine.checkpoint import ROLLBACK_REMEDY, InputRecord, Inventories, StoredInventory
 from ddflow.errors import CorruptState
 from ddflow.operators.base import ReadableNode
 from ddflow.operators.inputs import RunningInput
@@ -43,13 +43,16 @@ from ddflow.trace.records import ArrangementRecord, BatchRecord
 from ddflow.trace.spill import WORDS, BloomFilter, Made
 
 Guard = Callable[[], AbstractContextManager[None]]
-"""Factory of a context manager; it records an error in its block and continues."""
+"""A function that returns a context manager.
+
+If the block of the context manager raises an error, the context manager records the error, and the check continues.
+"""
 Place = Callable[[Batch], Words]
-"""Function from a batch to the identities (first words) that determine the partition of its rows."""
+"""A function from a batch to the identities (only their first words) that determine the partition of each row."""
 
 
 class EmptyOperators(NamedTuple):
-    """New operators of a plan.
+    """New, empty operators of a plan.
 
     ``inputs``: by name.  ``kept``: operators with state, by id; None if they are unknown.  ``by``: the partition
     columns of operators, if these are not the group keys.
@@ -61,13 +64,15 @@ class EmptyOperators(NamedTuple):
 
 
 class AlreadyReportedDamage(CorruptState):
-    """Error for a damaged file that the report already contains."""
+    """The error for a damaged file whose damage is already in the report."""
 
 
 class CachedBatchStore(BatchStore):
-    """A batch store that reads each file once, except compressed files, because these would stay in memory.
+    """A batch store that caches opened files.
 
-    ``damaged``: the names of files that it refuses to open.
+    Compressed files are not cached, because their contents would stay in memory.
+
+    ``damaged``: the names of files that the store refuses to open.
     """
 
     def __init__(self, store: Store, damaged: set[str]) -> None:
@@ -76,9 +81,9 @@ class CachedBatchStore(BatchStore):
         self.opened: dict[tuple[Blob, str, int], StoredBatch] = {}
 
     def open_batch(self, blob: Blob, schema: pa.Schema, rows: int, compressed: bool = False) -> StoredBatch:
-        """Open a file like `BatchStore.open_batch`; raise `AlreadyReportedDamage` for one known to be damaged."""
+        """Open a file like `BatchStore.open_batch`; raise `AlreadyReportedDamage` if it is known to be damaged."""
         if blob.name in self.damaged:
-            raise AlreadyReportedDamage(f"the file {blob.name}", "it is damaged", "see there")
+            raise AlreadyReportedDamage(f"the file {blob.name}", "it is damaged", "see the report about this file")
         if compressed:
             return super().open_batch(blob, schema, rows, compressed)
         key = (blob, str(schema), rows)
@@ -90,8 +95,8 @@ class CachedBatchStore(BatchStore):
 class InventoryCheck:
     """The check of one inventory of a manifest, for the partition ``number``.
 
-    ``seen``: the files with checked rows; the check adds to it.  ``whole``: whether to check everything, or only facts
-    outside other inventories.
+    ``seen``: the names of files whose rows are already checked; the check adds names.  ``whole``: whether to also count
+    keys and check the invariants of arrangements.
     """
 
     def __init__(
@@ -108,7 +113,7 @@ class InventoryCheck:
         self.batch_store, self.guard, self.seen, self.whole = batch_store, guard, seen, whole
 
     def run(self, stored: StoredInventory) -> None:
-        """Check the inventory.  O(bytes).  Faults go to the guard."""
+        """Check the inventory. O(bytes). The context manager of `guard` records the faults."""
         arrived = waiting = 0
         complete, inputs = True, stored.of.inputs
         for name, upsert in self.operators.inputs.items():
@@ -137,8 +142,8 @@ class InventoryCheck:
         with self.guard():
             known = {name: n for name, n in stored.of.totals.items() if name in (*NAMES, GONE)}
             if complete and arrived != (done := count_resolved_events(known)) + waiting:
-                found = f"{arrived:,} events came in, {done:,} were resolved and {waiting:,} are pending"
-                raise CorruptState(stored.what, found, MEND)
+                found = f"{arrived:,} events were ingested, but {done:,} were resolved and {waiting:,} are pending"
+                raise CorruptState(stored.what, found, ROLLBACK_REMEDY)
 
     def _check_pending(self, record: InputRecord, at: str, upsert: RunningInput) -> int:
         """Count the pending events, and check that their keys belong to this partition."""
@@ -150,17 +155,20 @@ class InventoryCheck:
         return len(batcher)
 
     def _check_partition(self, at: str, high: Words, what: str) -> None:
-        """Check that identities belong to this partition.  ``what``: a noun for the error."""
+        """Check that identities belong to this partition.
+
+        The error message calls a row by the noun ``what``, such as "a pending event".
+        """
         places = assign_partitions(high, self.manifest.partitions)
         if (odd := np.flatnonzero(places != self.number)).size:
             raise CorruptState(
                 at,
                 f"{what} of partition {places[odd[0]]} is in partition {self.number} of {self.manifest.partitions}",
-                MEND,
+                ROLLBACK_REMEDY,
             )
 
     def _build_row_partitioner(self, name: str) -> Place:
-        """Return the function with the identities that determine the partition of an operator's rows."""
+        """Return a function that gives the identities that determine the partition of an operator's rows."""
         if name not in self.operators.by:
             return lambda batch: batch.high
         by, secret = list(self.operators.by[name]), Secret(*self.manifest.secret)
@@ -177,15 +185,16 @@ class InventoryCheck:
     ) -> None:
         """Check an arrangement.
 
-        ``at``: its place, for messages.  ``told``: whether its identities determine the partition of its keys.
+        ``at``: the place of the arrangement, for messages.  ``rows``: a function that computes the hashes of rows.
+        ``told``: whether the identities of deleted rows also determine a partition.  ``place``: see `Place`.
         """
         arrangements.restore_arrangement(arranged, record, at, self.batch_store, indexed=False, made=rows, sieved=False)
         if arranged.upper > self.manifest.frontier or arranged.since > max(self.manifest.since, NEVER):
             raise CorruptState(
                 at,
-                f"it is complete up to {arranged.upper} and compacted up to {arranged.since}, the "
+                f"it is complete up to {arranged.upper} and compacted up to {arranged.since}, but the "
                 f"manifest says {self.manifest.frontier} and {self.manifest.since}",
-                MEND,
+                ROLLBACK_REMEDY,
             )
         for slot, begin, end in arranged.parts if self.manifest.partitions > 1 else ():
             batch = arranged.slots[slot]
@@ -203,9 +212,9 @@ class InventoryCheck:
             ):
                 raise CorruptState(
                     at,
-                    f"it says {arranged.keys:,} keys and {arranged.tombstone_count:,} tombstones, its files "
+                    f"it says {arranged.keys:,} keys and {arranged.tombstone_count:,} tombstones, but its files "
                     f"have {live:,} and {dead:,}",
-                    MEND,
+                    ROLLBACK_REMEDY,
                 )
             arranged._check_invariants()
 
@@ -221,11 +230,11 @@ class InventoryCheck:
                 ("identity", batch.high, high, live),
                 ("identity", batch.low, low, live),
                 *(("identity", *pair, live) for pair in beyond),
-                # A merge writes no hash for a version that was replaced before.
+                # If a version was already replaced, a merge does not write a hash for it.
                 ("hash", batch.value, value, live & (batch.value != 0)),
             ):
                 if there.size and (odd := np.flatnonzero(at & (there != expected))).size:
-                    raise self._damage_error(name, f"the {what} of row {odd[0]:,} is not that of its columns")
+                    raise self._damage_error(name, f"the {what} of row {odd[0]:,} does not match its columns")
         if bloom is not None and bloom.name not in self.seen:
             self.seen.add(bloom.name)
             words = BloomFilter.compute_size(int(batch.high[0]), int(batch.high[-1]), len(batch))[2]
@@ -236,11 +245,13 @@ class InventoryCheck:
                 raise self._damage_error(bloom.name, f"it is not the Bloom filter of {name}")
 
     def _damage_error(self, name: str, found: str) -> CorruptState:
-        return CorruptState(f"the file {name} of {self.batch_store.store.where}", found, MEND)
+        return CorruptState(f"the file {name} of {self.batch_store.store.where}", found, ROLLBACK_REMEDY)
 
 
 def check_collections(inventories: Inventories, operators: EmptyOperators) -> None:
-    """Raise `CorruptState` unless all inventories together hold exactly the collections of the plan, each complete.
+    """Raise `CorruptState` unless all inventories together hold exactly the collections of the plan.
+
+    Each collection must also be complete.
 
     O(inventories * collections).
     """
@@ -249,7 +260,9 @@ def check_collections(inventories: Inventories, operators: EmptyOperators) -> No
     for kind, there, plan in (("inputs", inputs, operators.inputs), ("operators", kept, operators.kept)):
         if plan is not None and there != set(plan):
             raise CorruptState(
-                inventories.stored[0].what, f"it has the {kind} {sorted(there)}, the plan has {sorted(plan)}", MEND
+                inventories.stored[0].what,
+                f"it has the {kind} {sorted(there)}, but the plan has {sorted(plan)}",
+                ROLLBACK_REMEDY,
             )
     for name in inputs:
         inventories.find_input(name)
@@ -261,14 +274,14 @@ def find_feed_faults(manifest: Manifest) -> Iterator[str]:
     """Yield contradictions in a manifest about the calls that fed its inputs.  O(runs of calls * receipts)."""
     plan = manifest.plan.get("inputs")
     if unknown := sorted(set(manifest.fed) - set(plan if isinstance(plan, dict) else ())):
-        yield f"it says how {unknown} were fed, which its plan has not"
+        yield f"it records how {unknown} were fed, but its plan has no such inputs"
     for kind, way in (("replace", FULL), ("restate", RESTATED)):
         runs = [run for fed in manifest.fed.values() for run in fed.runs if run.way.kind == way]
         until = max((fed.until for fed in manifest.fed.values()), default=0)
         for receipt in manifest.receipts:
             here = any(run.first <= receipt.epoch <= run.last for run in runs) or receipt.epoch <= until
             if any(call.kind == kind for call in receipt.calls) and not here:
-                yield f"epoch {receipt.epoch} had a {kind}, and it says of no input that it was fed so then"
+                yield f"epoch {receipt.epoch} had a {kind}, but the records of the inputs do not show it"
 
 
 def find_attachment_faults(manifest: Manifest, kept: Mapping[int, str]) -> Iterator[str]:
@@ -279,25 +292,25 @@ def find_attachment_faults(manifest: Manifest, kept: Mapping[int, str]) -> Itera
     plan = manifest.plan
     for name, source in manifest.sources.items():
         if (why := find_position_error(source.kind, source.position)) is not None:
-            yield f"the position of the source {name!r} is none of {source.kind}: {why}"
+            yield f"the position of the source {name!r} is not a valid position of {source.kind}: {why}"
     outputs = {*plan.get("outputs", ())}
     for name, sink in manifest.sinks.items():
         if name not in outputs and name.rpartition(".")[0] not in plan.get("inputs", ()):
-            yield f"it has a sink of {name!r}, which is no output of its plan"
+            yield f"it has a sink of {name!r}, but its plan has no such output"
         if sink.written > sink.epoch:
-            yield f"the sink of {name!r} was given epoch {sink.written} and has acknowledged {sink.epoch}"
+            yield f"the sink of {name!r} received epoch {sink.written}, but has acknowledged only {sink.epoch}"
         elif kept.get(sink.written, "") not in ("", sink.digest):
-            yield f"the sink of {name!r} was given another epoch {sink.written} than is kept"
-        # A new output folder lacks the epochs in the folder before it.
+            yield f"the sink of {name!r} received an epoch {sink.written} that differs from the kept epoch"
+        # After a change of the output folder, earlier epochs are only in the previous folder.
         oldest = manifest.epoch + 1 if manifest.oldest_epoch is None else manifest.oldest_epoch
         if manifest.folder is None and sink.epoch < manifest.epoch and sink.epoch + 1 < oldest:
-            yield f"the sink of {name!r} lacks epoch {sink.epoch + 1}, whose updates are not kept"
+            yield f"the sink of {name!r} lacks epoch {sink.epoch + 1}, but its updates are no longer kept"
 
 
 def count_keys(arranged: Arrangement, rows: Made) -> tuple[int, int]:
     """Count the live keys and the deleted keys.  O(versions).
 
-    ``rows``: computes the expected hashes.  Raises `CorruptState` if a current version lacks its hash.
+    ``rows``: a function that computes the expected hashes.  Raises `CorruptState` if a current version lacks its hash.
     """
     live = dead = 0
     for parts in arranged.iterate_version_ranges():
@@ -307,5 +320,5 @@ def count_keys(arranged: Arrangement, rows: Made) -> tuple[int, int]:
         live, dead = live + int(there.sum()), dead + int((last & (picked.live == 0)).sum())
         bare = np.flatnonzero(there & (picked.value == 0))
         if bare.size and rows(gather_table(arranged.slots.pool, picked.references[bare], arranged.schema))[2].any():
-            raise CorruptState("the rows of an arrangement", "a current version has no hash", MEND)
+            raise CorruptState("the rows of an arrangement", "a current version has no hash", ROLLBACK_REMEDY)
     return live, dead

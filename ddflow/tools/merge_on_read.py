@@ -1,11 +1,11 @@
-"""Fold a log without state: return the live rows after all its events (merge-on-read).
+"""Fold a log without a state: return the live rows after all events of the log (merge-on-read).
 
-Guarantees: the result equals the collection of an engine after the same events, in calls of any size, as far as
-docs/semantics.md promises under "Schedule". `verify` compares a state with it. The fold runs the same kernels in an
-engine in memory, with all events in one call. A part in a mark, `ddflow.Full` or `ddflow.Restated`, replaces the
-contents before it.
-Limits: a log does not tell which events were late (``late=``, ``lateness=``), were left out by a refused call, or
-expired. With ``noop_ignore=`` it does not tell which of two equal rows came first.
+Guarantees: the result equals the collection of an engine after the same events, whatever the size of the calls.
+docs/semantics.md describes the exceptions under "Schedule". `verify` compares a state with this result. The fold runs
+the same kernels in an engine in memory, with all events in one call. A part of the log may be marked with `ddflow.Full`
+or `ddflow.Restated`. Such a part replaces the contents of the earlier parts. Limits: a log does not show which events
+were late (``late=``, ``lateness=``), which events expired, and which were not ingested because their call was refused.
+With ``noop_ignore=``, a log does not show which of two equal rows came first.
 """
 
 from collections.abc import Iterator
@@ -45,7 +45,7 @@ def merge_on_read(
     spill: str | PathLike[str] | None = None,
     secret: Secret | None = None,
 ) -> pa.Table:
-    """Fold a log without state, and return the live rows after all its events.
+    """Fold a log without a state, and return the live rows after all events of the log.
 
     Parameters
     ----------
@@ -106,19 +106,19 @@ def fold_log(
     secret: Secret | None = None,
     format: Format | None = None,
 ) -> Iterator[RunningInput]:
-    """Yield the input with the rows of `merge_on_read`.  Read it within the ``with`` block.
+    """Yield an input that has the rows of `merge_on_read`. Read the input within the ``with`` block.
 
     ``format``: the format of messages, if they were decoded to rows of a history.
     """
     parts, first = _peek_log_parts(log) if schema is None else (iterate_parts(log, repr(LOG)), schema)
     if first is None:
-        raise NotArrow(f"rows for {LOG!r}", "there is no part that tells of columns", "give schema=", input=LOG)
+        raise NotArrow(f"rows for {LOG!r}", "the log is empty, so its columns are not known", "pass schema=", input=LOG)
     declared = to_arrow_schema(first, f"the schema of {LOG!r}")
     flow = Flow()
-    # Rows added by stale= are no part of the collection.
+    # stale= adds rows that do not belong to the collection.
     alone = replace(spec, stale="drop", expiry=None) if isinstance(spec, Upsert) else spec
     input = flow._add_input(bind_input(LOG, declared, replace(alone, lateness=None), format=format))
-    # A flow needs an output; this one needs least of each row.
+    # A flow needs an output, and a count of all rows is the cheapest output.
     flow.output("rows", input.count(by=[]))
     with flow.open(memory=memory, spill=spill, secret=secret) as engine:
         for time, part in enumerate(_group_parts_into_calls(parts, declared, input.bound)):
@@ -131,10 +131,10 @@ def fold_log(
 def feed_log_part(
     engine: Engine, name: str, part: Any, time: Time, epoch: int | None = None, allowed: AbsenceLimit = ANY
 ) -> Step:
-    """Feed a part of a log to the input ``name``, in the engine call that its mark demands.
+    """Feed a part of a log to the input ``name``, with the engine call that belongs to the mark of the part.
 
-    ``allowed``: the number of keys that full contents, or a corrected history, may lack; unlimited for a log.  Has the
-    cost and the errors of the call.
+    ``allowed``: the number of keys that full contents, or a corrected history, may lack; unlimited for a log. The
+    function takes as long as the same calls of an engine, and raises the same errors.
     """
     if isinstance(part, Full):
         most, empty = allowed
@@ -149,10 +149,11 @@ def feed_log_part(
 
 
 def _group_parts_into_calls(parts: Iterator[Any], declared: pa.Schema, bound: Binding) -> Iterator[Any]:
-    """Group the parts into the fewest calls: adjacent events form one call."""
+    """Combine the parts of a log into as few calls as possible. Adjacent parts with plain events form one call."""
     for marked, each in groupby(parts, lambda part: isinstance(part, MARKS)):
         if marked or bound.merging is not None:
-            # One call for each part: with merging, a missing column keeps its values instead of being null.
+            # Make one call for each part. With a merging spec, a column that a part lacks must keep its values; in a
+            # larger call it would be null.
             yield from each
         else:
             events = chain.from_iterable(convert_part_to_batches(part, bound) for part in each)
@@ -160,7 +161,7 @@ def _group_parts_into_calls(parts: Iterator[Any], declared: pa.Schema, bound: Bi
 
 
 def _peek_log_parts(log: Any) -> tuple[Iterator[Any], Any]:
-    """Return the parts of a log, and the first part to read the schema from; None for an empty log."""
+    """Return the parts of a log, and the first part, which shows the schema. The first part of an empty log is None."""
     parts = iterate_parts(log, repr(LOG))
     for part in parts:
         if isinstance(part, MARKS):

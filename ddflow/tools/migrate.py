@@ -1,11 +1,12 @@
 """Replay a log into a new state under another plan, and return the net difference of the outputs.
 
-Guarantees: the old state does not change. The new state is complete when `migrate` returns, and absent after an error.
-A consumer of the old output that applies the net difference has the contents of the new output. The difference has the
-new state's last time, above all times of the old state. An output with other columns is refused at the start, unless
-``whole`` is set. The result names outputs that only the old plan has. The replay repeats the kinds of calls that fed
-the old state: full contents stay full contents, else deleted keys would come back.
-Limits: in epoch mode the replay has other times than the old steps, so only the last time can be read.
+Guarantees: the old state does not change. The new state is complete when `migrate` returns. After an error, there is no
+new state. If a consumer of the old output applies the net difference, it then has the contents of the new output. All
+updates of the difference have the last time of the new state, which is greater than all times of the old state. An
+output whose columns have changed is refused at the start, unless ``whole`` is set. The result also names the outputs
+that exist only in the old plan. The replay makes the same kinds of calls that fed the old state. Full contents remain
+full contents, because otherwise deleted keys would return. Limits: in epoch mode the times of the replay differ from
+those of the old steps, so you can read only the last time.
 """
 
 import os
@@ -34,21 +35,21 @@ from ddflow.tools.merge_on_read import feed_log_part
 
 
 class LogMarker:
-    """Function that marks the parts of a log, for a replay of an ``old`` state under another plan, ``flow``."""
+    """A callable that marks the parts of a log for a replay. ``old``: the old state. ``flow``: the new plan."""
 
     def __init__(self, old: Snapshot, flow: Flow) -> None:
         self.old, self.flow = old, flow
 
     @property
     def has_only_events(self) -> bool:
-        """Whether the old state got only events."""
+        """True if the old state received only events, and no full contents."""
         return all(fed.has_only_events for fed in self.old.dataflow.fed.values())
 
     def __call__(self, name: str, parts: Iterable[Any]) -> Iterator[Any]:
-        """Mark the parts of an input's log like the calls that fed the old state.
+        """Mark the parts of an input's log in the same way as the calls that fed the old state.
 
-        See `ddflow.engine.lineage.log_parts.mark_log_parts`. An input missing in the old state keeps the marks of its
-        log. If both plans have only one input, its name may differ.
+        See `ddflow.engine.lineage.log_parts.mark_log_parts`. If the old state lacks an input, the marks in the log of
+        this input stay unchanged. If both plans have only one input, the names of these inputs may differ.
         """
         inputs = self.old.flow.inputs
         if name not in self.flow.inputs:
@@ -62,12 +63,15 @@ class LogMarker:
 
 
 Feed = Callable[[Engine, int, LogMarker], None]
-"""Function that replays a log into an engine and commits repeatedly.  The int is the least time of its last step."""
+"""Function that replays a log into an engine and commits repeatedly.
+
+The int is a lower bound for the time of the last step of the replay.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MigrationOptions:
-    """Options of `migrate`; see there."""
+    """The optional parameters of `migrate`."""
 
     output: str | None = None
     whole: bool = False
@@ -145,9 +149,9 @@ def migrate(
     flow : Flow
         The new plan.
     log : iterable of mappings
-        The argument of `Engine.step` or `Engine.push`, call by call; each is an epoch.  The old state knows the calls
-        without events, if each input has one part for each call.  Otherwise put a mark around such rows: see
-        `ddflow.engine.lineage.log_parts`.
+        The argument of `Engine.step` or `Engine.push`, call by call; each is an epoch.  If each input has one part for
+        each call, the old state's record shows which parts are not events.  Otherwise put a mark around the rows of
+        such parts: see `ddflow.engine.lineage.log_parts`.
     output : str, optional
         The output to compare.  By default all.
     whole : bool
@@ -173,13 +177,14 @@ def migrate(
 
     Notes
     -----
-    Epoch mode: calls have the times 1, 2, 3, ..., the last one above all times of the old state.
-    Hold-back mode: at the end, all seen times (with ``lateness=``, the times it closes) and all times that the old
-    state had closed are closed.  O(log); memory for both contents of an output.
+    In epoch mode, the calls have the times 1, 2, 3 and so on. The last of these times is greater than all times of the
+    old state. In hold-back mode, two kinds of times are closed at the end: all times in the log (with ``lateness=``,
+    only those that it closes), and all times that the old state had closed. O(log) time, with memory for the old and
+    the new contents of an output.
     """
     if isinstance(log, Mapping):
-        found = "it is one mapping, and a log has one for each call"
-        raise SpecError("migrate a log", found, "give a list of them: [{'orders': rows}, ...]")
+        found = "it is one mapping, but a log has one mapping for each call"
+        raise SpecError("migrate a log", found, "pass a list of mappings: [{'orders': rows}, ...]")
     options = MigrationOptions(output=output, whole=whole, old_flow=old_flow, retain=retain, memory=memory, trust=trust)
     with replay_migration(old_state, new_state, flow, _build_log_feed(log), options) as done:
         return done
@@ -189,7 +194,10 @@ def migrate(
 def replay_migration(
     old_state: State, new_state: State, flow: Flow, feed: Feed, options: MigrationOptions
 ) -> Iterator[MigrationResult]:
-    """Migrate like `migrate`, with ``feed`` to replay the log.  Remove the new state if the block fails."""
+    """Do the work of `migrate`, with the function ``feed`` to replay the log.
+
+    Remove the new state if the block fails.
+    """
     output, trust = options.output, options.trust
     with Snapshot.open(old_state, flow=options.old_flow, trust=trust) as old:
         wanted = _select_outputs(old, flow, output, options.whole)
@@ -198,12 +206,12 @@ def replay_migration(
         if both and (kind := old.flow.time_type) != INT64:
             raise StateRefused(
                 f"migrate {old_state}",
-                f"the times of its steps are days or moments ({kind}), and a log does not say which its calls had",
+                f"the times of its steps are days or timestamps ({kind}), but a log does not say which time a call had",
                 ErrorText(
-                    "take the log into a new state yourself, each step with its day (time=, or --at ",
-                    "on the shell); dd.compare says what differs of outputs, and engine.sync(sinks, ",
+                    "ingest the log into a new state yourself, each step with its day (time=, or --at ",
+                    "on the shell); dd.compare shows how outputs differ, and engine.sync(sinks, ",
                     Option("adopt", True),
-                    ") brings targets up to it",
+                    ") brings targets up to date",
                 ),
             )
         with (
@@ -252,7 +260,10 @@ def _build_log_feed(log: Iterable[Mapping[str, Any]]) -> Feed:
 
 
 def _mark_rows_of_calls(flow: Plan, log: Iterable[Mapping[str, Any]], told: LogMarker) -> Iterator[Mapping[str, Any]]:
-    """Mark the rows of the log's calls.  Lazy if the old state got only events, else holds the whole log."""
+    """Mark the parts of the log that were calls with full contents.
+
+    If the old state received only events, the log is streamed; otherwise the complete log is held in memory.
+    """
     calls = log if told.has_only_events else list(log)
     parts = (
         {}
@@ -268,7 +279,7 @@ def _mark_rows_of_calls(flow: Plan, log: Iterable[Mapping[str, Any]], told: LogM
 
 
 def _split_epoch_into_calls(inputs: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Split an epoch into calls: one for the events of all inputs, and one for each marked part."""
+    """Split an epoch into calls: one call for the events of all inputs, and one call for each marked part."""
     events = {name: rows for name, rows in inputs.items() if not isinstance(rows, MARKS)}
     alone: list[Mapping[str, Any]] = [{name: rows} for name, rows in inputs.items() if isinstance(rows, MARKS)]
     return [events, *alone] if events or not alone else alone
@@ -285,7 +296,7 @@ def _replay_call(engine: Engine, inputs: Mapping[str, Any], number: int) -> None
 
 
 def _close_times(engine: Engine, old: Snapshot) -> None:
-    """Close the times of the log and of the old state in hold-back mode, unless ``lateness=`` does."""
+    """In hold-back mode, close the times of the log and of the old state, unless ``lateness=`` closes them."""
     if not engine.flow.holds_back:
         return
     to = old.frontier if old.flow.holds_back else NEVER
@@ -297,11 +308,15 @@ def _close_times(engine: Engine, old: Snapshot) -> None:
 
 
 def _select_outputs(old: Snapshot, flow: Plan, output: str | None, whole: bool) -> dict[str, bool]:
-    """Select the outputs to compare, each with whether both states have it with the same columns."""
+    """Return the outputs to compare, by name.
+
+    The value of an output is True if both states have this output, with equal columns.
+    """
     if output is not None and output in (sides := flow.side_outputs()):
         raise make_side_output_error(f"compare the output {output!r}", output, sides[output][0])
     if output is not None and output not in flow.outputs:
-        raise NotReadable(f"the output {output!r} of the new plan", "there is none", did_you_mean(output, flow.outputs))
+        remedy = did_you_mean(output, flow.outputs, "outputs")
+        raise NotReadable(f"the output {output!r} of the new plan", "there is no such output", remedy)
     out = {}
     for name in flow.outputs if output is None else [output]:
         was, now = (_list_columns(each, name) for each in (old.flow, flow))
@@ -310,8 +325,8 @@ def _select_outputs(old: Snapshot, flow: Plan, output: str | None, whole: bool) 
         if was is not None and was != now and not whole:
             raise PlanChanged(
                 f"migrate the output {name!r}",
-                f"its columns are {now}, and were {was}",
-                "give it another name, or take its new contents whole (whole=True, --whole)",
+                f"its columns are {now}, but were {was}",
+                "use another name, or request its complete new contents (whole=True, --whole)",
             )
     return out
 
@@ -322,7 +337,7 @@ def _list_columns(flow: Plan, name: str) -> list[tuple[str, str]] | None:
 
 
 def _compute_net_change(name: str, old: Snapshot | None, engine: Engine) -> pa.Table:
-    """Return the net change of an output since the old state, as updates of the last time."""
+    """Return the net change of an output since the old state. All updates have the last time."""
     parts, schema = [(engine.read(name), 1)], engine.flow.outputs[name].schema
     if old is not None:
         before = old.read(name)
@@ -339,7 +354,7 @@ def _create_store(state: State, trust: Trust) -> Iterator[Store]:
     """Create the store of a new state, and delete its folder if the block fails."""
     there = not isinstance(state, Store) and os.path.lexists(state)
     if _has_state(state, trust):
-        raise StateRefused(f"migrate to {state}", "there is a state already", "give a place where there is none")
+        raise StateRefused(f"migrate to {state}", "a state already exists there", "choose another place")
     store = open_store(state, trust=trust)
     try:
         yield store

@@ -1,7 +1,8 @@
 """Plot the updates and verdicts of a flow: ``dd.plot``.
 
-A plot shows figures from steps or a state, summed by time at most. Added rows are above the zero line, removed rows
-below it. Each function draws on the given axes, or on new ones, and returns them. Needs the extra ``plot``.
+A plot shows the figures of steps or of a state. Each bar is a sum over one time, or over several adjacent times. Added
+rows are above the zero line, removed rows below it. Each function draws on the given axes, or on new axes, and returns
+the axes. This module requires the extra ``plot``.
 
 >>> import matplotlib
 >>> matplotlib.use("Agg")
@@ -112,18 +113,18 @@ def changes(
 def _combine_updates(updates: Any, keys: Sequence[str]) -> pa.Table:
     """Combine updates into one table with times.  Raises like `changes`."""
     if isinstance(updates, Step) or (isinstance(updates, list) and any(isinstance(each, Step) for each in updates)):
-        found = "a step has the updates of each output"
-        raise SpecError("plot changes", found, "give those of one: step['by_city'], or a list of these")
+        found = "a step has the updates of all outputs"
+        raise SpecError("plot changes", found, "pass the updates of one output: step['by_city'], or a list of them")
     if isinstance(updates, list) and updates and all(isinstance(each, pa.Table) for each in updates):
         updates = pa.concat_tables(updates)
     table = to_table(updates, "a plot", pa.schema([]))
     for name in (DIFF, *keys):
         if name not in table.schema.names:
-            remedy = "give the updates of an output: step['by_city'], or those of several steps in a list"
+            remedy = "pass the updates of an output: step['by_city'], or a list of them, one for each step"
             if name in keys:
                 remedy = did_you_mean(name, table.schema.names)
             raise SchemaMismatch(
-                "plot changes", f"there is no column {name!r} among {table.schema.names}", remedy, column=name
+                "plot changes", f"there is no column {name!r} in {table.schema.names}", remedy, column=name
             )
     if TIME in table.schema.names:
         return table
@@ -131,7 +132,10 @@ def _combine_updates(updates: Any, keys: Sequence[str]) -> pa.Table:
 
 
 def _build_key_bars(table: pa.Table, keys: Sequence[str], distinct: Any, together: int) -> dict[str, Any]:
-    """Return, for added, changed and removed keys, a colour, the bar of each key, and its height of 1 or -1."""
+    """Return three groups of keys: added, changed and removed.
+
+    A group consists of a colour, and for each key the number of a bar and a height of 1 or -1.
+    """
     diffs = table.column(DIFF)
     signs = {"came": pc.greater(diffs, 0), "went": pc.less(diffs, 0)}
     both = pa.table({TIME: table.column(TIME), **{f"key {i}": table.column(k) for i, k in enumerate(keys)}, **signs})
@@ -147,7 +151,7 @@ def _build_key_bars(table: pa.Table, keys: Sequence[str], distinct: Any, togethe
 
 
 def verdicts(of: Any, *, noop: bool = False, title: str | None = None, ax: "Axes | None" = None) -> "Axes":
-    """Plot the verdicts of events, and the keys deleted by full contents: one bar for each call, stacked by verdict.
+    """Plot the verdicts of events, and the keys that full contents deleted. Each call is one bar, stacked by verdict.
 
     Parameters
     ----------
@@ -193,13 +197,16 @@ def _count_verdicts(of: Any) -> Mapping[str, int]:
     if not isinstance(of, Verdicts):
         found = f"a {type(of).__name__} has no verdicts"
         raise SpecError(
-            "plot verdicts", found, ErrorText("give engine.verdicts, steps, or what ", Option("metrics"), " was given")
+            "plot verdicts", found, ErrorText("pass engine.verdicts, steps, or the records of ", Option("metrics"))
         )
     return {**of.counts, ABSENT: of.absent}
 
 
 def _label_call(of: Any, number: int) -> str:
-    """Return the label of a call: its time if that is no plain number, else its place."""
+    """Return the label of a call.
+
+    The label is the number of the call if times are int64, and otherwise the time of the call.
+    """
     if isinstance(of, CallMetrics) and (of.at or of.time):
         return of.at or str(of.time)
     if isinstance(of, Step):
@@ -216,7 +223,7 @@ def _get_axes(ax: Any) -> Any:
 
 
 def _label_axes(axes: Any, labels: list[str], under: str, title: str | None, note: str | None = None) -> None:
-    """Label the axes.  ``note``: a last line of the legend, even if it has no names."""
+    """Label the axes. ``note`` is the last line of the legend, which is drawn even if it has no other entries."""
     every = max(len(labels) // 12, -(-len(labels) * max(map(len, labels), default=0) // 60), 1)  # avoids overlaps
     axes.set_xticks(range(0, len(labels), every), labels[::every])
     axes.set_xlabel(under)

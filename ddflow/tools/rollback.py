@@ -1,9 +1,10 @@
-"""Roll a state back: publish an older version again, as its newest one.
+"""Roll a state back: publish an older version of the state again, as its newest version.
 
-Guarantees: a rollback publishes a new manifest with the next number and the contents of the older one, or changes
-nothing. It deletes no file, keeps damaged manifests, and copies only verified bytes. The new manifest names copies of
-all files, because a fenced writer may still delete files that no manifest named before (``engine.garbage``). A number
-is never used twice, even if its manifest is damaged, or lost except for its mark.
+Guarantees: a rollback either changes nothing, or publishes a new manifest with the next number and the contents of the
+older manifest. A rollback deletes no file, keeps damaged manifests, and copies only verified bytes. The new manifest
+names copies of all files. A fenced writer may still delete old files that no later manifest named (``engine.garbage``).
+The number of a manifest is never used again. Even the number of a damaged
+manifest, or of a manifest of which only the mark is left, is never used again.
 """
 
 from collections.abc import Iterator
@@ -32,7 +33,10 @@ _RECEIPTS: Final = Decoder(tuple[Epoch, ...])
 
 
 class OldVersion(NamedTuple):
-    """A version of a state: its ``number``, its ``manifest`` if readable, and its faults in ``wrong``."""
+    """A version of a state, with its ``number``.
+
+    ``manifest`` is None if it cannot be read, and ``wrong`` lists the faults of the version.
+    """
 
     number: int
     manifest: Manifest | None
@@ -54,8 +58,8 @@ class RollbackResult:
     hidden : list of str
         Output files of undone epochs, by their old names.
     ahead : dict of str to int
-        By output, the last undone epoch that its sink may have, because a sink gets epochs before a version records
-        it.  Further writes to such a sink raise `SinkAhead`; ``ddflow sync`` writes the difference to it.
+        By output, the last undone epoch that its sink may have.  A sink gets an epoch before a version records that it
+        did.  Further writes to such a sink raise `SinkAhead`; ``ddflow sync`` writes the difference to it.
     """
 
     manifest: Manifest
@@ -66,7 +70,7 @@ class RollbackResult:
 
 
 def list_versions(state: State, *, trust: Trust = "owner") -> list[OldVersion]:
-    """List the kept versions of a state, descending, with their missing or truncated files.
+    """List the kept versions of a state, newest first, with their missing or truncated files.
 
     Reads no data file: O(bytes of manifests and inventories + files).  Raises `StateRefused` if there is no state.
     """
@@ -78,16 +82,16 @@ def list_versions(state: State, *, trust: Trust = "owner") -> list[OldVersion]:
 def rollback(
     state: State, epoch: int | None = None, *, trust: Trust = "owner", look: Look = lambda size: None
 ) -> RollbackResult:
-    """Make an older version of a state its newest one.  Any writer of the state then gets `Fenced`.
+    """Make an older version of a state its newest version. Any writer of the state then gets `Fenced`.
 
     Parameters
     ----------
     state : str, path or Store
         The state's folder, or ``s3://bucket/prefix``.
     epoch : int, optional
-        The epoch to restore.  By default the last one before the newest.  If the newest version is damaged and an older
-        version of its epoch is complete, that epoch.  If the newest version has this epoch and is complete, rollback
-        only hides output files.
+        The epoch to restore.  By default the last epoch before the newest.  If the newest version is damaged and an
+        older version of the same epoch is complete, the default is this epoch.  If the newest version has the requested
+        epoch and is complete, rollback only hides output files.
     trust : {"owner", "group"}
         See `Flow.open`.
     look : callable
@@ -129,7 +133,8 @@ def rollback(
     with open_existing_store(state, trust=trust, readonly=False) as store:
         numbers = _list_manifest_numbers(store)
         found, passed = _choose_version(store, numbers, epoch, look)
-        # Opened before publishing: an unreadable folder must stop the rollback.  Deletes no file.
+        # Open the folders before publishing, because a folder that cannot be read must stop the rollback. Deletes no
+        # file.
         named = [*_load_readable_manifests(store)]
         folders = {each.folder: each for each in named}
         sinks = [
@@ -143,12 +148,12 @@ def rollback(
 
 
 def _list_manifest_numbers(store: Store) -> list[int]:
-    """List the numbers of all manifests, descending, also of a lost one with a mark."""
+    """List the numbers of all manifests, in descending order. Include a lost manifest whose mark still exists."""
     marked, numbers = store.find_last_published(), store.list_manifests()
     if marked > max(numbers, default=-1):
         numbers.append(marked)
     if not numbers:
-        raise StateRefused(f"go back in {store.where}", "there is no state", "give the place of one")
+        raise StateRefused(f"go back in {store.where}", "there is no state", "pass the place of a state")
     return numbers[::-1]
 
 
@@ -163,11 +168,14 @@ def _describe_version(store: Store, number: int, lengths: dict[str, int]) -> Old
         ]
     except CorruptState as error:
         return OldVersion(number, manifest, f"{error.asked}: {error.found}")
-    return OldVersion(number, manifest, f"missing or cut: {', '.join(sorted(wrong))}" if wrong else None)
+    return OldVersion(number, manifest, f"missing or truncated: {', '.join(sorted(wrong))}" if wrong else None)
 
 
 def _choose_version(store: Store, numbers: list[int], epoch: int | None, look: Look) -> tuple[Manifest, list[str]]:
-    """Choose the version to restore, after reading all its files.  Also return the faults of unusable versions."""
+    """Choose the version to restore, after reading all its files.
+
+    Return also the faults of the versions that cannot be used.
+    """
     passed: list[str] = []
     most: int | None = None
     for number in numbers:
@@ -192,12 +200,12 @@ def _choose_version(store: Store, numbers: list[int], epoch: int | None, look: L
             most = manifest.epoch - 1  # the newest version is complete, so restore the epoch before it
             continue
         return manifest, passed
-    remedy = "restore it from a copy, or replay the log into a new state"
+    remedy = "restore it from a backup, or replay the log into a new state"
     asked = f"go back to {'an older version' if epoch is None else f'epoch {epoch}'} of {store.where}"
     if passed:
-        raise CorruptState(asked, "no version of it is whole: " + "; ".join(passed), remedy)
+        raise CorruptState(asked, "no kept version is intact: " + "; ".join(passed), remedy)
     raise SnapshotExpired(
-        asked, f"none of the versions {numbers[::-1]} is one", f"see ddflow rollback --list; else {remedy}"
+        asked, f"none of the versions {numbers[::-1]} fits", f"choose one of ddflow rollback --list; or {remedy}"
     )
 
 
@@ -236,8 +244,8 @@ def _copy_version(store: Store, old: Manifest, number: int, look: Look) -> Manif
         if publish_manifest(store, new) is None:
             raise Fenced(
                 f"go back in {store.where}",
-                f"another writer has published manifest {number} meanwhile",
-                "stop the writer, look at what it wrote, and try again",
+                f"another writer has published manifest {number} in the meantime",
+                "stop the writer, check what it wrote, and try again",
             )
     except OutcomeUnknown:
         raise
@@ -263,7 +271,10 @@ def _copy_blob(store: Store, blob: Blob) -> Blob:
 
 
 def _rewrite_inventory(store: Store, part: Blob, made: dict[str, Blob]) -> Blob:
-    """Write a partition's inventory with the names of the copies, in one file.  Later commits split it again."""
+    """Write a partition's inventory with the names of the copies, in one file.
+
+    Later commits split the inventory into several files again.
+    """
     data = rename_files(read_inventory_text(store, part).data, made)
     return store.put("json", lambda sink: sink.write(data))
 
@@ -271,7 +282,8 @@ def _rewrite_inventory(store: Store, part: Blob, made: dict[str, Blob]) -> Blob:
 def _withdraw_outputs(store: Store, made: Manifest, sinks: list[OutputFolder]) -> list[str]:
     """Hide the files of undone epochs in all output folders, and list their paths."""
     found = [(sink, sink.list_published_after(made.epoch)) for sink in sinks]
-    # Another writer may have continued by now.  It commits before it shows files, so its manifests name them.
+    # Meanwhile another writer may have committed more epochs. A writer commits an epoch before it shows the files of
+    # the epoch, so the manifests name all visible files.
     again = {
         blob.name
         for each in _load_readable_manifests(store)

@@ -1,7 +1,7 @@
-"""Verify a state: compare its collections with the stateless fold of their logs, key by key, and recount its counts.
+"""Verify a state: compare its collections with the rows that their logs give without it, and recompute its counts.
 
-Guarantees: `verify` does not change the state. The incremental code does not compute the expected contents. Both sides
-are compared by ranges of identities, so memory stays bounded.
+Guarantees: `verify` does not change the state. The expected contents come from one pass over the log, not from
+incremental code. The state and the log are compared by ranges of identities, so memory use is bounded.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
 
 class HashedRows(NamedTuple):
-    """Rows in the order of identities, each key once; n is their number."""
+    """Rows in the order of their identities. No two rows have the same key, and ``n`` is the number of rows."""
 
     table: pa.Table
     high: Words
@@ -80,10 +80,10 @@ class HashedRows(NamedTuple):
         return cls(table.select(shown), high, low, compute_value_hashes(table.select(bound.tracked), secret))
 
     def match_keys(self, other: HashedRows) -> tuple[Ints, Ints, Ints, Ints]:
-        """Return the rows with a key only in ``self``, only in ``other``, and the paired rows of equal keys.
+        """Return the rows whose key is only in ``self`` or only in ``other``, and the pairs with equal keys.
 
-        Four arrays of int64, ascending; the last two have equal length.  O(n), or O(n log n) for identities of two
-        words.
+        The result is four arrays of int64 row numbers: two arrays of unpaired rows, and two arrays of equal length for
+        the pairs. O(n), or O(n log n) for identities of two words.
         """
         n, high = self.high.size, np.concatenate([self.high, other.high])
         low = np.concatenate([self.low, other.low])
@@ -96,7 +96,10 @@ class HashedRows(NamedTuple):
         return left[left < n], left[left >= n] - n, first, second - n
 
     def build_key_mask(self, keys: set[tuple[int, int]], rows: Ints) -> Mask:
-        """Mark the rows whose identity is in a set of (high, low); low is 0 for identities of one word."""
+        """Mark the rows whose identity is in a set of (high, low) pairs.
+
+        The low part is 0 if identities have one word.
+        """
         low = self.low[rows].tolist() if self.low.size else [0] * rows.size
         pairs = zip(self.high[rows].tolist(), low, strict=True)
         return np.fromiter((pair in keys for pair in pairs), bool, rows.size)
@@ -105,9 +108,10 @@ class HashedRows(NamedTuple):
 def align_ranges(
     one: Arrangement, other: Arrangement, bound: Binding, secret: Secret
 ) -> Iterator[tuple[HashedRows, HashedRows]]:
-    """Yield both sides, range by range.  O(n log n).  Raises like `HashedRows.of_range`.
+    """Yield the rows of two arrangements, range by range of identities.  O(n log n).
 
-    ``bound``: has the key and the value columns.  Each side may have several partitions, and must not change meanwhile.
+    ``bound``: the input, with the key and the value columns. Each side may have several partitions. A side must not
+    change during the comparison. Raises like `HashedRows.of_range`.
 
     >>> import ddflow as dd
     >>> flow, secret = dd.Flow(), Secret(1, 2)
@@ -137,20 +141,22 @@ def _concat_hashed_rows(pieces: list[HashedRows]) -> HashedRows:
 
 
 def misplaced_row_error(name: str, table: pa.Table, row: int) -> CorruptState:
-    """Build the error for a row outside the place of its key."""
+    """Build the error for a row that is not in the place of its key."""
     shown = format_row(row_values(table, row))[:200]
     return CorruptState(
         f"the rows of {name!r}",
-        f"one stands where its key does not belong: {shown}",
+        f"a row is not in the place of its key: {shown}",
         "do not use this state; replay the log into a new one",
     )
 
 
 def recount_groups(snapshot: Snapshot) -> Iterator[tuple[str, int]]:
-    """Recount each count of a state: yield its description, and the number of groups that differ from their rows.
+    """Compute each count of a state again.
 
-    Leaves out counts over rows the state forgot or did not keep, and results that depend on arrival.  O(rows); memory
-    for the groups.  Raises `CountOverflow`.
+    For each count, yield its description, and the number of groups whose stored count differs from their rows.
+
+    Counts that depend on the order of arrival are skipped. Counts over rows that the state forgot or did not keep are
+    skipped, too. O(rows) time, with memory for the groups. Raises `CountOverflow`.
 
     >>> import ddflow as dd
     >>> from ddflow.storage.memory import MemoryStore
@@ -180,7 +186,7 @@ def recount_groups(snapshot: Snapshot) -> Iterator[tuple[str, int]]:
 
 
 def _recompute_state(snapshot: Snapshot, node: Collection) -> RunningOperator:
-    """Run an operator over its input's rows, in a new state.  Each range has another time."""
+    """Run an operator over the rows of its input, in a new state, with a separate step for each range of rows."""
     graph = snapshot.dataflow.graph
     fresh: RunningOperator = node.open(
         OperatorContext(graph.secret, graph.plan.time_type, frozenset(node.schema.names))
@@ -193,7 +199,7 @@ def _recompute_state(snapshot: Snapshot, node: Collection) -> RunningOperator:
 
 
 def _hash_groups(arranged: Arrangement, secret: Secret) -> np.ndarray[tuple[int, ...], np.dtype[np.uint64]]:
-    """Hash each group with its count."""
+    """Compute a hash of each group and its count."""
     tables: list[pa.Table] = list(arranged.iterate_rows())
     return np.concatenate([np.empty(0, np.uint64), *(compute_value_hashes(table, secret) for table in tables)])
 
@@ -204,7 +210,7 @@ FIRST: Final = 10
 
 @dataclass(frozen=True)
 class RowDifference:
-    """A key with different rows in a state and its log.
+    """A key for which the state and its log have different rows.
 
     ``what``: "missing" (in the state), "extra" or "different".  ``state``, ``log``: the rows; None for a missing one.
     """
@@ -216,17 +222,18 @@ class RowDifference:
 
     def __str__(self) -> str:
         key, state, log = map(format_row, (self.key, self.state, self.log))
-        return f"{self.what} {key}: the state has {state}, the log {log}"
+        return f"{self.what} {key}: the state has {state}, the log has {log}"
 
 
 @dataclass
 class InputVerifyResult:
-    """The comparison of one input.
+    """The result of the comparison of one input.
 
-    ``events``: number of events in the log.  ``later``: events of the log at or after the state's frontier.
-    ``pending``: events in the state that wait for their times.  ``bad``: unreadable messages of the log, left out like
-    in a step.  ``rows``: rows in the state.  ``expected``: rows from the log.  ``unknown``: keys that were not
-    compared.  ``first``: the first differences.  ``notes``: remarks on the result.
+    ``events``: number of events in the log.  ``later``: number of events of the log at or after the state's frontier.
+    ``pending``: number of events in the state that wait for their times.  ``bad``: number of unreadable messages of
+    the log, which are skipped like in a step.  ``rows``: number of rows in the state.  ``expected``: number of rows
+    that the log gives.  ``unknown``: number of keys that were not compared.  ``first``: the first differences.
+    ``notes``: remarks on the result.
     """
 
     input: str
@@ -245,12 +252,12 @@ class InputVerifyResult:
 
     @property
     def ok(self) -> bool:
-        """Whether state and log agree."""
+        """True if the state and the log agree."""
         return not (self.missing or self.extra or self.different) and self.later == self.pending
 
     @property
     def text(self) -> str:
-        """Summary in one line, then a line for each listed difference and each note."""
+        """A summary in one line, then one line for each listed difference and each note."""
         counts = f"{format_count(self.rows, 'row')}, {format_count(self.events, 'event')}"
         said = f"input {self.input!r} agrees with its log: {counts}"
         if not self.ok:
@@ -260,13 +267,13 @@ class InputVerifyResult:
                 f"{self.expected:,} of {self.events:,} events"
             )
         if self.later != self.pending:
-            said += f"; {self.pending:,} events are pending, the log has {self.later:,} at or after the frontier"
+            said += f"; {self.pending:,} events are pending, but the log has {self.later:,} at or after the frontier"
         return "\n".join([said, *(f"  {each}" for each in self.first), *(f"  note: {each}" for each in self.notes)])
 
 
 @dataclass(frozen=True)
 class VerifyResult:
-    """The result of `verify`. It prints as text.
+    """The result of `verify`. Printing it shows the result as text.
 
     Attributes
     ----------
@@ -288,9 +295,9 @@ class VerifyResult:
     ...     _ = engine.step({"people": log.slice(0, 2)}, time=1)
     >>> print(verify(store, {"people": log}).inputs["people"].text)
     input 'people' DIFFERS from its log: 0 rows missing, 0 extra, 1 different; the state has 2, the log gives 2 of 3 ...
-      different (id=1): the state has (id=1, city='Bern'), the log (id=1, city='Chur')
-      note: nothing but arrival decides which event wins: the log must be in the order of arrival
-      note: the state has taken in 2 events, the log has 3
+      different (id=1): the state has (id=1, city='Bern'), the log has (id=1, city='Chur')
+      note: only the order of arrival decides which event wins, so the log must be in this order
+      note: the state has ingested 2 events, but the log has 3
     """
 
     where: str
@@ -364,15 +371,15 @@ def verify(
 
     Notes
     -----
-    O(n + b), for n events of the logs and b bytes of the state.
+    O(n + b) time, for n events in the logs and b bytes of the state.
     """
     with Snapshot.open(state, epoch=epoch, flow=flow, trust=trust) as snapshot:
         for name in logs:
             if name not in snapshot.flow.inputs:
                 raise NotReadable(
                     f"verify the input {name!r}",
-                    "the state has none of that name",
-                    did_you_mean(name, snapshot.flow.inputs),
+                    "the state has no such input",
+                    did_you_mean(name, snapshot.flow.inputs, "inputs"),
                     input=name,
                 )
         found = {}
@@ -387,7 +394,7 @@ def verify(
 
 
 class _InputComparison:
-    """A comparison of one input of a snapshot with its log."""
+    """A comparison of one input, as a snapshot shows it, with the log of this input."""
 
     def __init__(self, snapshot: Snapshot, name: str, look: Look) -> None:
         self.snapshot, self.look, self.out = snapshot, look, InputVerifyResult(name)
@@ -395,8 +402,8 @@ class _InputComparison:
         if not self.upsert.bound.has_stored_rows:
             raise NotReadable(
                 f"verify the input {name!r}",
-                "its rows are not kept",
-                ErrorText("give ", Option("keep", True), " to flow.updates"),
+                "its rows are not stored",
+                ErrorText("pass ", Option("keep", True), " to flow.updates"),
                 input=name,
             )
         self.secret = Secret(*snapshot.manifest.secret)
@@ -432,7 +439,10 @@ class _InputComparison:
                 yield replace(part, rows=self.bound.schema.empty_table())
 
     def _count_pending(self) -> None:
-        """Count the pending events, and note the keys of advanced events, because the log may have more for them."""
+        """Count the pending events.
+
+        Record the keys of advanced events, because the log may have more events of these keys.
+        """
         for run in self.snapshot.dataflow.batchers[self.out.input].runs.by_least:
             waiting = run.pending_events
             early = np.flatnonzero(waiting.original < self.snapshot.frontier)
@@ -443,7 +453,10 @@ class _InputComparison:
         self.out.unknown = len(self.unknown)
 
     def _select_events(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Select the events that the state must have: before its frontier or without a key, and no bad messages."""
+        """Select the events whose effects the state must show.
+
+        These are the events before the frontier of the state and the events without a key, except unreadable messages.
+        """
         self.out.events += batch.num_rows
         self.look(batch.num_rows)
         if self.bound.has_bad_event_column and (bad := batch.num_rows - batch.column(MARK).null_count):
@@ -497,28 +510,28 @@ class _InputComparison:
     def _add_notes(self) -> None:
         out, spec, notes = self.out, self.bound.spec, self.out.notes
         if spec.key and not (spec.holds_back or spec.order_by or spec.seq):
-            notes.append("nothing but arrival decides which event wins: the log must be in the order of arrival")
+            notes.append("only the order of arrival decides which event wins, so the log must be in this order")
         if spec.track is not None:
-            notes.append(f"only the columns {list(spec.track)} count as changes, and are compared")
+            notes.append(f"only the columns {list(spec.track)} count as changes, so only these are compared")
         if spec.noop_ignore:
-            notes.append(f"the columns {list(spec.noop_ignore)} do not count as changes, and are not compared")
+            notes.append(f"the columns {list(spec.noop_ignore)} do not count as changes, so they are not compared")
         if spec.holds_back and out.later + out.pending:
             frontier = format_time(self.snapshot.frontier, self.bound.time_type)
             notes.append(
-                f"events at or after the frontier {frontier} are not in the collection "
-                f"yet: the log has {out.later:,}, {out.pending:,} are pending"
+                f"events at or after the frontier {frontier} are not in the collection yet: the log has "
+                f"{out.later:,}, and {out.pending:,} are pending in the state"
             )
         if spec.expiry is not None:
             notes.append(
-                f"keys expire, which no log can tell: {out.unknown:,} rows are in the log only, and not "
-                "compared; it is folded with nothing forgotten"
+                f"keys expire, but a log does not show when: {out.unknown:,} rows are only in the log and were not "
+                "compared; the log is folded without expiry"
             )
         elif out.unknown:
-            notes.append(f"{out.unknown:,} keys have a late event pending that was advanced, and are not compared")
+            notes.append(f"{out.unknown:,} keys have an advanced late event that is pending, so they are not compared")
         if spec.late != "error" and (late := self.snapshot.dataflow.totals.get("late", 0)):
-            notes.append(f"the state has refused {late:,} late events, which no log can tell: they are folded here")
+            notes.append(f"the state has refused {late:,} late events; a log does not show which, so all are folded")
         if out.bad:
-            notes.append(f"{out.bad:,} messages of the log cannot be read, and are left out as on_bad='drop' says")
+            notes.append(f"{out.bad:,} messages of the log cannot be read, and are skipped because of on_bad='drop'")
         arrived = self.snapshot.dataflow.admissions[out.input].arrived
         if arrived != out.events:
-            notes.append(f"the state has taken in {arrived:,} events, the log has {out.events:,}")
+            notes.append(f"the state has ingested {arrived:,} events, but the log has {out.events:,}")

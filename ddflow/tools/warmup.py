@@ -1,8 +1,8 @@
 """Compile every kernel in advance, for exactly the types of the engine's calls.
 
 Guarantees: after `compile_all_kernels` no step of any flow compiles a kernel in this process. If the kernel cache is
-writable, this also holds for later processes. The types come from the annotations of kernels;
-tests/tools/test_warmup.py compares these with the types of real calls.
+writable, later processes need not compile a kernel either. The types come from the annotations of kernels.
+tests/tools/test_warmup.py compares these annotations with the types of real calls.
 
 >>> from ddflow.kernels.compile import list_entry_kernels
 >>> compile_all_kernels().kernels == len(list_entry_kernels())
@@ -24,17 +24,17 @@ class WarmupResult(NamedTuple):
     """The result of `compile_all_kernels`."""
 
     kernels: int
-    """Number of all kernels; all are ready."""
+    """Total number of kernels; all of them are now ready to use."""
     compiled: int
-    """Number of newly compiled kernels; the others were in the cache, or ready."""
+    """Number of newly compiled kernels. All other kernels came from the cache, or were already loaded."""
     directory: Path | None
-    """The directory of compiled kernels for the next process; None if no directory is writable."""
+    """The directory that keeps the compiled kernels for the next process; None if no directory is writable."""
 
 
 def compile_all_kernels(progress: Progress | None = None) -> WarmupResult:
     """Compile every kernel in about a minute, or load all from the cache in about a second.
 
-    ``progress`` is called before each compilation and at the end.  Does nothing if the compiler is off.
+    ``progress`` is called before each compilation and at the end.  If the compiler is off, nothing is compiled.
     """
     every, compiled = list_entry_kernels(), 0
     kernels = [kernel for kernel in every if isinstance(kernel, Kernel)]

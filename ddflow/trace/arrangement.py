@@ -1,13 +1,13 @@
-"""Keep a collection indexed by key, with at most one live row a key, for one writer and many readers.
+"""Keep a collection indexed by key, with at most one live row for each key, for one writer and many readers.
 
-An operator calls `look_up_keys` for the keys of a step. After the whole step has succeeded, it calls `apply_changes`.
-State has two layers. In memory, an index finds the current version of a key. When this layer outgrows its share of the
-budget, a merge moves it to files range by range, and the index drops these keys. On disk, runs are searched from the
-newest to the oldest.
+An operator calls `look_up_keys` for the keys of a step. After the complete step has succeeded, the operator calls
+`apply_changes`. An arrangement has two layers. In memory, an index finds the current version of a key. When the memory
+layer exceeds its share of the budget, a merge moves this layer to files, range by range. The index drops the moved
+keys. On disk, a look-up searches the runs from the newest to the oldest.
 
-Guarantees: for every t in [since, upper) a read at t is the collection of the applied changes. ``since`` never
-retreats.
-Limits: an arrangement does not resolve events, and does not know its operator.
+Guarantees: for every t in [since, upper), a read at t gives the collection of the applied changes. ``since`` never
+decreases.
+Limits: an arrangement does not resolve events, and does not depend on its operator.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ from ddflow.trace.spill import find_groups_in_batch, spill_batch
 from ddflow.trace.spine import Spine
 
 FAN = 4
-"""The number of runs of similar size that are merged on disk; a look-up searches each run."""
+"""The number of runs of similar size that are merged on disk. A look-up searches each run."""
 PIECE = 1 << 19
-"""The number of versions that a read at an older time, or on disk, processes together."""
+"""The number of versions that a read at an older time, or a read on disk, processes at once."""
 
 
 class Arrangement:
     """A collection indexed by key.
 
-    ``schema``: the columns of a version's payload.  ``wide``: whether identities have two words.  ``words``: order
-    words an entry.  ``keeps``: whether the order of a deleted key must stay.  ``ordered``: whether the order words are
-    the identity's words beyond two, so that a group of rows is a prefix (`ordered_index`).  ``is_searched``: whether
-    index and filters find keys; else it is only read.  ``found``: references to all rows of its reads; None to read
-    all.
+    ``schema``: the columns of a version's payload.  ``wide``: whether identities have two words.  ``words``: the number
+    of order words of an entry.  ``keeps``: whether the order of a deleted key must be kept.  ``ordered``: whether the
+    order words are the identity's words beyond two, so that a group of rows is a prefix (`ordered_index`).
+    ``is_searched``: whether index and filters find keys; if False, the arrangement is only read.  ``found``: references
+    to the only rows that reads return, or None to return all rows.
 
     >>> import numpy as np, pyarrow as pa
     >>> from ddflow.trace.batch import Batch
@@ -74,21 +74,22 @@ class Arrangement:
         self.is_searched, self.found = True, cast("Ints | None", None)
 
     def make_empty(self, schema: pa.Schema | None = None, words: int | None = None) -> Arrangement:
-        """Build an empty arrangement with the same kind of identities.  ``words``: another number of order words."""
+        """Build an empty arrangement with the same kind of identities. ``words``: the new number of order words."""
         words = self.words if words is None else words
         return Arrangement(schema or self.schema, self.index.wide, words, self.keeps, self.ordered)
 
     def set_threads(self, threads: Threads) -> None:
-        """Share the work among threads; results do not depend on it."""
+        """Share the work among threads.  Results do not depend on the number of threads."""
         self.slots.pool.threads = threads
         self.index.set_threads(threads)
 
     def look_up_keys(
         self, high: Words, low: Words, starts: Narrow, arena: Arena | None = None, order: Ints | None = None
     ) -> Prior:
-        """Look up the keys that begin at ``starts`` of the sorted identities; arrays come from ``arena``.
+        """Look up the keys that begin at the positions ``starts`` of the sorted identities.
 
-        ``order``: words of identities beyond two.  O(keys) expected in memory, and O(keys) more for each run on disk.
+        ``arena``: allocates the arrays of the result. ``order``: the identity words beyond two. O(keys) expected in
+        memory, plus O(keys) for each run on disk.
         """
         prior = self.index.look_up_keys(high, low, starts, arena, order)
         if self.unindexed_parts:
@@ -97,14 +98,17 @@ class Arrangement:
 
     @property
     def unindexed_parts(self) -> list[list[BatchRange]]:
-        """The parts outside the index, newest first: the output of a flush in progress, then runs on disk."""
+        """The parts that are not in the index, newest first.
+
+        These parts are the output of a flush in progress, and the runs on disk.
+        """
         lower = [item.parts for item in reversed(self.on_disk.items)] if self.on_disk.items else []
         if self.spine.items and isinstance(flush := self.spine.items[0], RunMerge) and flush.target is not None:
             lower.insert(0, flush.output.parts)
         return lower
 
     def _look_up_keys_on_disk(self, prior: Prior, high: Words, low: Words, starts: Narrow, order: Ints | None) -> None:
-        """Look up the keys that the index does not know in the runs on disk, and add the results."""
+        """Look up the keys that are not in the index in the runs on disk. Add the results to ``prior``."""
         wanted = np.flatnonzero(prior.reference == 0)
         for parts in self.unindexed_parts:
             ids = high.take(starts.take(wanted))
@@ -123,20 +127,22 @@ class Arrangement:
             wanted = wanted[prior.reference.take(wanted) == 0]
 
     def prepare_row_pool(self, events: Rows | None = None) -> RowPool:
-        """Return the pool that references point into: the batches, and the step's rows at 0.
+        """Return the pool that references point into.
 
-        The step's rows stay there until `apply_changes` or the next ones.
+        The pool has all batches, and the rows of the current step in slot 0. The rows of the step stay in slot 0 until
+        `apply_changes`, or until the next call with ``events``.
         """
         if events is not None:
             self.slots.pool.set_batch(0, events)
         return self.slots.pool
 
     def apply_changes(self, changes: Sequence[ArrangementChange], upper: int, since: int) -> None:
-        """Apply the changes of a step, by ascending identities; times below ``upper`` are then complete.  O(versions).
+        """Apply the changes of a step, in order of identity.
 
-        Also does the merging in memory that they pay for; `spill` does the merging to files.
+        After the call, times below ``upper`` are complete. O(versions). The new versions pay for merges in memory,
+        which this method advances. Merges to files advance in `spill`.
         """
-        # The new run's description begins at the end of the last one.
+        # The time range of the new run begins at the end of the previous run.
         lower = (self.spine if self.spine.items else self.on_disk).upper
         self.upper, self.since = advance_frontier(self.upper, upper), max(self.since, since)
         changes = [change for change in changes if change.batch.high.size]
@@ -157,11 +163,11 @@ class Arrangement:
         self.spine.plan_merges(
             self.index.used if self.lapse is None else self._needed_version_count, not self.unindexed_parts
         )
-        # `spill` continues a flush: the disk may refuse it, and it is too late here to refuse a step.
+        # Only `spill` continues a flush. If the disk were full, it would be too late here to refuse the step.
         self.spine.advance_merges(paid, self.slots, self.index, self.since, self.latest <= self.since, files=False)
 
     def _add_batches(self, changes: list[ArrangementChange]) -> list[BatchRange]:
-        """Give the batches of some changes their slots, and write the ones in memory to the index."""
+        """Assign slots to the batches of some changes, and write the batches in memory to the index."""
         parts: list[BatchRange] = []
         writes: list[IndexWrite] = []
         for batch, value, last, place, built, *_ in changes:
@@ -188,17 +194,17 @@ class Arrangement:
         return change._replace(batch=spill_batch(replace(change.batch, value=change.value), batch_store))
 
     def set_tombstone_expiry(self, of: Callable[[Ints], Any]) -> None:
-        """Let merges drop the deletions that ``of`` selects by their orders, if no older versions exist."""
+        """Let merges drop a deletion if ``of`` selects its order words and its key has no older version."""
         self.lapse = self.spine.lapse = self.on_disk.lapse = TombstoneExpiry(of)
 
     def update_useless_deletions(self, deletions: int, more: bool = False) -> None:
-        """Record about how many deletions merges may drop; ``more``: an increase."""
+        """Record the approximate number of deletions that merges may drop.  ``more``: add to the recorded number."""
         if self.lapse is not None:
             self.lapse.here = max(deletions + (self.lapse.here if more else 0), 0)
 
     @property
     def tombstone_count(self) -> int:
-        """The number of deleted keys with an order; approximate if some of them expire."""
+        """The number of deleted keys whose order is kept. The number is approximate if deleted keys expire."""
         return max(self.tombstones_counted - (0 if self.lapse is None else self.lapse.gone), 0)
 
     @property
@@ -208,16 +214,16 @@ class Arrangement:
 
     @property
     def _needed_version_count(self) -> int:
-        """About the versions that a merge of all would leave."""
+        """The approximate number of versions that a merge of all runs would leave."""
         return self.keys + self.tombstone_count - self.expired_tombstone_count
 
     def spill(self, batch_store: BatchStore, share: int, scratch: int = 1 << 26) -> None:
         """Move versions from memory to disk until the rest fits in ``share`` bytes, and advance the merges on disk.
 
-        Above three quarters of the share a flush starts, and new versions pay for it like for any merge. Above the
-        whole share the flush is finished at once.  ``scratch``: the bytes that a piece of a merge may use in addition.
-        If a write fails, nothing is lost: after `SpillFull` and `SpillFailed`, all is as before, except for pieces that
-        were moved completely.
+        A flush starts if the memory exceeds three quarters of the share. New versions pay for a flush as for any merge.
+        If the memory exceeds the full share, the flush is finished at once. ``scratch``: the bytes that a piece of a
+        merge may use in addition to the share. If a write fails with `SpillFull` or `SpillFailed`, no version is lost,
+        and only complete pieces have moved.
         """
         if not self.spine.items and not self.on_disk.items:
             return
@@ -230,7 +236,7 @@ class Arrangement:
         paid = self.written - self._paid_on_disk
         settled = self.latest <= self.since
         self._flush(None if self.nbytes > share else paid)
-        # Versions that were written during a flush belong to the next one.
+        # Versions that are added during a flush belong to the next flush.
         if not self._is_flushing and self.nbytes * 4 > share * 3 and self.spine.items:
             self.index.keep_deletions()
             self.spine.keeps = True
@@ -246,7 +252,10 @@ class Arrangement:
         return isinstance(item, RunMerge) and item.target is not None
 
     def _flush(self, paid: int | None) -> None:
-        """Advance a flush in progress; None finishes it, and its run is then on disk and not indexed."""
+        """Advance a flush in progress, or finish it if ``paid`` is None.
+
+        After a flush, the flushed run is on disk and not indexed.
+        """
         if self._is_flushing:
             self.spine.advance_merges(paid, self.slots, self.index, self.since, self.latest <= self.since, files=True)
             if isinstance(run := self.spine.items[0], Run):
@@ -254,9 +263,9 @@ class Arrangement:
                 del self.spine.items[0]
 
     def freeze(self) -> Arrangement:
-        """Return a copy for a reader in another thread, with batches by reference and without an index.
+        """Return a copy for a reader in another thread. The copy refers to the same batches and has no index.
 
-        O(runs + columns * batches).  Its writer must not be in a call.
+        O(runs + columns * batches). The writer must not be inside a method call.
         """
         out = copy(self)
         out.slots, out.spine, out.on_disk = self.slots.freeze(), self.spine.freeze(), self.on_disk.freeze()
@@ -264,10 +273,11 @@ class Arrangement:
         return out
 
     def narrow_to_group(self, high: Words, low: Words, found: Ints | None, as_of: int | None) -> Arrangement:
-        """Return a copy that reads only the rows of one group: their identity begins with these words.
+        """Return a copy that reads only the rows of one group.
 
-        ``found``: references to the live rows now, None to search all runs.  The copy is valid until this arrangement
-        changes. O(found), or O(runs log rows).
+        ``high``, ``low``: the words that the identities of the group begin with.  ``found``: references to the
+        currently live rows of the group, or None to search all runs.  The copy is valid until this arrangement
+        changes.  O(found), or O(runs log rows).
         """
         out = copy(self)
         if found is None:
@@ -279,7 +289,10 @@ class Arrangement:
         return out
 
     def find_group_versions(self, high: Words, low: Words) -> list[BatchRange]:
-        """Return all versions whose identity begins with these words; older versions of a key come first."""
+        """Return all versions whose identities begin with the words ``high`` and ``low``.
+
+        Older versions of a key come first.
+        """
         found = list[BatchRange]()
         for slot, begin, end in self.parts:
             batch = self.slots[slot]
@@ -292,7 +305,7 @@ class Arrangement:
         return found
 
     def check_readable(self, as_of: int | None, what: str) -> None:
-        """Raise `NotReadable` unless ``as_of`` (None: now) is a time in [since, upper)."""
+        """Raise `NotReadable` unless ``as_of`` is a time in [since, upper) or None, which means now."""
         if as_of is not None and not self.since <= as_of < max(self.upper, NEVER + 1):
             raise NotReadable(
                 f"{what} as of {as_of}",
@@ -301,16 +314,19 @@ class Arrangement:
             )
 
     def read(self, as_of: int | None = None, what: str = "a read") -> pa.Table:
-        """Return the live rows as of a time, by default the last closed one, in hash order.
+        """Return the live rows as of a time, by default the last closed time, in hash order.
 
-        O(keys) now; O(versions) at an older time.  Raises `NotReadable` outside [since, upper), `CorruptState` if a key
-        has two values at one time.
+        O(keys) for the current rows; O(versions) for an older time. Raises `NotReadable` if the time is outside [since,
+        upper), and `CorruptState` if a key has two values at one time.
         """
         tables = list(self.iterate_rows(as_of, what))
         return pa.concat_tables(tables) if tables else self.schema.empty_table()
 
     def iterate_rows(self, as_of: int | None = None, what: str = "a read") -> Iterator[pa.Table]:
-        """Yield the rows of `read`, range by range of identities; the arrangement must not change meanwhile."""
+        """Yield the rows of `read`, one range of identities at a time.
+
+        The arrangement must not change during the iteration.
+        """
         for references in self.iterate_live_references(as_of, what):
             yield gather_table(self.slots.pool, references, self.schema)
 
@@ -323,7 +339,8 @@ class Arrangement:
         if (as_of is None or as_of >= self.latest) and self.is_searched and not self.unindexed_parts:
             yield self.index.list_entries(live=True)[0]
             return
-        # A merge may give versions a time up to since, which may be after the latest version's.
+        # A merge may set the times of versions to ``since``. Therefore a version can have a time later than
+        # ``self.latest``.
         as_of = max(self.latest, self.since) if as_of is None else as_of
         for parts in self.iterate_version_ranges():
             yield self._find_live_rows(parts, as_of)
@@ -339,8 +356,9 @@ class Arrangement:
             yield gather_table(self.slots.pool, self._find_live_rows(parts, max(self.latest, self.since)), self.schema)
 
     def iterate_version_ranges(self) -> Iterator[list[BatchRange]]:
-        """Yield all versions, a range of identities at a time; older versions of a key come first."""
-        # Cut whole runs, not parts: if a run's largest part were its last, all parts before it would be one range.
+        """Yield all versions, one range of identities at a time.  Older versions of a key come first."""
+        # Divide whole runs and not their parts. If the last part of a run is its largest part, all earlier parts would
+        # become one range.
         whole = [Run(run.description, list(run.parts)) for run in (*self.on_disk.runs, *self.spine.runs)]
         while any(whole):
             left = sum(map(len, whole))
@@ -351,7 +369,7 @@ class Arrangement:
             yield [part for run in whole for part in run.split_off(self.slots, last)]
 
     def _find_live_rows(self, parts: list[BatchRange], as_of: int) -> Ints:
-        """Find the rows of a range that were live at a time; the range may have no versions."""
+        """Find the rows of a range that were live at a time. The range may be empty."""
         if not parts:
             return np.empty(0, np.int64)
         picked = pick_versions_by_sorting(self.slots, parts, NEVER, droppable=False)
@@ -364,12 +382,12 @@ class Arrangement:
 
     @property
     def parts(self) -> list[BatchRange]:
-        """All versions; older versions of a key come first."""
+        """All versions of both layers.  Older versions of a key come first."""
         return [*self.on_disk.parts, *self.spine.parts]
 
     @property
     def partitions(self) -> Sequence[Arrangement]:
-        """The arrangements that hold the versions, each key in one: this one, or the joined ones (``joined``)."""
+        """The arrangements that hold the versions: this one, or the partitions of a `PartitionedArrangement`."""
         return (self,)
 
     @property
@@ -378,14 +396,14 @@ class Arrangement:
         return self.index.nbytes + self.slots.resident
 
     def _check_invariants(self) -> None:
-        """Assert the invariants of index and spine, and that they agree."""
+        """Assert the invariants of index and spine, and that index and spine agree."""
         self.index._check_invariants()
         for batch in self.slots.batches:
             batch._check_invariants()
         parts = self.parts
         for spine in (self.spine, self.on_disk):
             spine._check_invariants(self.slots)
-        # Each batch has one part, and slot 0 belongs to the step.
+        # Each batch belongs to one part, and slot 0 is reserved for the rows of the step.
         assert sorted(part.slot for part in parts) == [i for i, b in enumerate(self.slots.by_slot) if b is not None]
         assert self.slots.resident == sum(b.nbytes for b in self.slots.batches if b.mapped is None)
         where, alive = {part.slot: part for part in self.spine.parts}, 0
@@ -398,6 +416,6 @@ class Arrangement:
                 assert bool(self.slots[slot].live[row]) == bool(int(word) & LIVE), (slot, row)
             else:
                 assert not int(word) & LIVE and (not self.index.keeps or self.index.tombstones)
-        # The running count of keys equals the number of rows of a read.
+        # The stored count of live keys equals the number of rows that a read returns.
         assert self.keys == sum(table.num_rows for table in self.iterate_rows())
         assert self.unindexed_parts or alive == self.keys

@@ -3,7 +3,8 @@
 A batch holds immutable, hash-ordered, consolidated versions of a range of identities. A run is the output of one step
 or one merge, in one batch or several. `BatchSlots` numbers the batches of an arrangement.
 
-Guarantees: a batch never changes. Versions of an identity are in order of time, and no two have the same time.
+Guarantees: a batch never changes. Versions of an identity are in order of time, and no two of these versions have the
+same time.
 
 >>> import pyarrow as pa
 >>> batch = Batch.from_lists([7, 7], [1, 2], [True, False], pa.table({"k": [1, 1]}))
@@ -33,7 +34,7 @@ from ddflow.time import BatchDescription
 
 
 def repeat_value(value: int, n: int, kind: Any) -> np.ndarray[Any, Any]:
-    """Build a column of n times one value, in the memory of one."""
+    """Build a column that has one value n times but stores the value only once."""
     return np.ndarray(n, kind, np.array([value], kind), 0, (0,))
 
 
@@ -41,10 +42,11 @@ def repeat_value(value: int, n: int, kind: Any) -> np.ndarray[Any, Any]:
 class Batch:
     """n versions, sorted by identity, then time.
 
-    ``high``, ``low``: uint64[n], identities; ``low`` has size 0 if one word is enough.  ``time``: int64[n].  ``live``:
-    uint8[n].  ``value``: uint64[n], hashes of the rows, or size 0 if an index holds them.  ``order``: int64[n, w], the
-    order words of the event that each version comes from; with ``ordered``, the words of identities beyond two.
-    ``rows``: the payload of n rows, with filler for deletions.  ``mapped``: the file of the columns, None for memory.
+    ``high``, ``low``: uint64[n], the words of identities; ``low`` has size 0 if identities have one word.  ``time``:
+    int64[n].  ``live``: uint8[n], 0 for deletions.  ``value``: uint64[n], hashes of the rows, or size 0 if an index
+    holds the hashes.  ``order``: int64[n, w], the order words of each version's event.  ``ordered``: whether ``order``
+    contains the identity words beyond two, not the order words.  ``rows``: the payload of n rows, with filler for
+    deletions. ``mapped``: the file of the columns, or None if the columns are in memory.
     """
 
     high: Words
@@ -59,12 +61,12 @@ class Batch:
 
     @property
     def extra_identity_words(self) -> Ints | None:
-        """The words of identities beyond two, None if there are none."""
+        """The identity words after the second word. The value is None if identities have at most two words."""
         return self.order if self.ordered else None
 
     @classmethod
     def from_lists(cls, high: Sequence[int], time: Sequence[int], live: Sequence[bool], table: pa.Table) -> Self:
-        """Build a small batch from lists, without orders: for examples and tests."""
+        """Build a small batch without order words from lists, for examples and tests."""
         n = len(high)
         return cls(
             np.array(high, np.uint64),
@@ -88,7 +90,7 @@ class Batch:
         return total + self.rows.held
 
     def _check_invariants(self) -> None:
-        """Assert the invariant; raise `CorruptState` if a key has two values at one time."""
+        """Assert the invariant. Raise `CorruptState` if a key has two values at one time."""
         n = len(self)
         assert len(self.rows) == n == self.time.size == self.live.size == self.order.shape[0]
         assert self.value.size in (0, n)
@@ -106,16 +108,16 @@ class Batch:
             raise CorruptState(
                 "a batch",
                 f"rows {at} and {at + 1} are two values of one key at time {self.time[at]}",
-                "do not use this state; replay the log into a new one",
+                "do not use this state; replay the log into a new state",
             )
-        # Sorted by identity, then time.
+        # Versions are sorted by identity, then time.
         assert less.all(), "a batch is not in hash order"
 
 
 def mark_first_of_keys(high: Words, low: Words, more: Ints | None = None) -> Any:
     """Mark the first row of each key of sorted identities, as bool[n].  O(n).
 
-    ``low``: of size 0 if one word is enough.  ``more``: int64[n, w], words beyond two.
+    ``low``: empty if identities have one word.  ``more``: int64[n, w], the words beyond two.
 
     >>> mark_first_of_keys(np.array([1, 1, 2], np.uint64), np.empty(0, np.uint64)).tolist()
     [True, False, True]
@@ -136,7 +138,7 @@ def mark_last_of_keys(high: Words, low: Words, more: Ints | None = None) -> Any:
 
 
 class ArrangementChange(NamedTuple):
-    """The change of a range of identities by one step: its versions, and those that are current after it.
+    """The new versions of a range of identities after one step, and the data to update the index.
 
     >>> import numpy as np, pyarrow as pa
     >>> zero = np.array([0])
@@ -146,7 +148,7 @@ class ArrangementChange(NamedTuple):
     """
 
     batch: Batch
-    """The versions, in memory or in files."""
+    """The new versions, in memory or in files."""
     value: Words
     """uint64[n]: hashes of the columns that count as a change, for the index."""
     last: Ints
@@ -154,15 +156,15 @@ class ArrangementChange(NamedTuple):
     place: Ints
     """int64[keys]: the places of the keys in the index, from `Arrangement.look_up_keys`."""
     built: int
-    """The number of the index's table at the time of that look-up."""
+    """The number of the index's table when `Arrangement.look_up_keys` was called."""
     live_added: int
-    """The increase of the number of live keys."""
+    """The number of live keys that the change adds."""
     tombstones_added: int
-    """The increase of the number of keys with an order and no row."""
+    """The number of deleted keys that the change adds and whose order is kept."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that the change will add; 0 for a batch in files."""
+        """Bytes of memory that the change adds, or 0 if its batch is in files."""
         return self.batch.nbytes if self.batch.mapped is None else 0
 
 
@@ -186,7 +188,7 @@ class BatchRange(NamedTuple):
 
 
 def iterate_last_rows_of_keys(batch: Batch, part: BatchRange) -> Iterator[Ints]:
-    """Yield the rows of a part that are the last of their keys, some at a time.  O(rows)."""
+    """Yield, in several arrays, the numbers of the rows of a part that are the last rows of their keys. O(rows)."""
     for begin in range(part.begin, part.end, LASTS):
         end = min(begin + LASTS, part.end)
         to = min(end + 1, part.end)
@@ -195,11 +197,11 @@ def iterate_last_rows_of_keys(batch: Batch, part: BatchRange) -> Iterator[Ints]:
 
 
 class BatchSlots:
-    """The batches of an arrangement by number; slot 0 is for the events of the current step.
+    """The batches of an arrangement, by slot number. Slot 0 is for the events of the current step.
 
     ``ordered``: whether identities have more than two words.  ``lasting``: whether commits write the batches to files.
-    ``files``: the files of resident batches, by slot.  ``shapes``: the lists of columns that payloads in files have or
-    had; it only grows.  ``readers``: the results of `freeze` that are still in use.
+    ``files``: the files of batches in memory, by slot.  ``shapes``: the lists of columns that payloads in files have or
+    had; entries are only added.  ``readers``: the results of `freeze` that are still in use.
     """
 
     def __init__(self, schema: pa.Schema, ordered: bool = False) -> None:
@@ -225,7 +227,7 @@ class BatchSlots:
         return [batch for batch in self.by_slot if batch is not None]
 
     def add_batch(self, batch: Batch) -> BatchRange:
-        """Give a batch a slot, and return all its rows as a range.  O(columns)."""
+        """Assign a slot to a batch, and return all rows of the batch as a range. O(columns)."""
         batch = replace(batch, ordered=True) if self.ordered else batch
         if self.free:
             slot = self.free.pop()
@@ -238,10 +240,10 @@ class BatchSlots:
         return BatchRange(slot, 0, batch.high.size)
 
     def freeze(self) -> BatchSlots:
-        """Return a copy of the current slots, for a reader in another thread.  O(columns * batches)."""
+        """Return a copy of the current slots, which a reader in a different thread can use.  O(columns * batches)."""
         out = copy(self)
         out.by_slot, out.pool = self.by_slot.copy(), self.pool.copy()
-        out.pool.threads = ALONE  # the writer's threads may end while it reads
+        out.pool.threads = ALONE  # the writer's threads may end while the copy is read
         self.readers.add(out)
         return out
 
@@ -253,7 +255,10 @@ class BatchSlots:
         return sum(batch.nbytes for rows, batch in held.items() if rows not in here)
 
     def drop_batch(self, slot: int) -> None:
-        """Remove a batch: its file at once, its memory when no reader uses it."""
+        """Remove a batch.
+
+        The file of the batch is dropped at once. The memory of the batch becomes free when no reader uses it.
+        """
         batch = self[slot]
         self._count_bytes(batch, -1)
         self.by_slot[slot] = None
@@ -264,12 +269,12 @@ class BatchSlots:
             file.drop()
 
     def set_batch_file(self, slot: int, file: Any) -> None:
-        """Record the file of a resident batch, and drop its value hashes, which the index has."""
+        """Record the file of a batch in memory. Drop the value hashes of the batch, because the index has them."""
         self.files[slot] = file
         self.replace_batch(slot, replace(self[slot], value=NONE))
 
     def replace_batch(self, slot: int, batch: Batch) -> None:
-        """Replace the batch of a slot by another one with the same versions, row by row.  O(columns)."""
+        """Replace the batch of a slot by another batch with the same versions in the same rows.  O(columns)."""
         self._count_bytes(self[slot], -1)
         self.by_slot[slot] = replace(batch, ordered=True) if self.ordered else batch
         self.pool.set_batch(slot, batch.rows)
@@ -282,7 +287,7 @@ class BatchSlots:
             self.mapped += sign * batch.mapped.nbytes
 
     def build_slot_mask(self, parts: list[BatchRange]) -> Flags:
-        """Return uint8[slots], with 1 for the slots of the parts."""
+        """Return uint8[slots], with 1 for each slot that the parts are in."""
         out = np.zeros(len(self.by_slot), np.uint8)
         out[[part.slot for part in parts]] = 1
         return out
@@ -291,12 +296,12 @@ class BatchSlots:
 class Run:
     """The output of one step or one merge: versions in hash order, in one batch or several.
 
-    A merge takes versions from the front of a run, range by range, so memory and disk become free meanwhile. References
-    name a slot and a row. They stay valid in a partly taken run, because its parts move their beginnings and rows keep
-    their numbers.
+    A merge removes versions from the front of a run, range by range, so memory and disk space become free during the
+    merge. A reference to a row consists of a slot and a row number. References stay valid while a merge removes
+    versions, because the remaining rows keep their numbers.
 
-    ``description``: the times of the run.  ``parts``: ascending ranges of identities, with all versions of these times
-    except the taken ones.
+    ``description``: the times of the run. ``parts``: ascending ranges of identities. The parts have all versions of
+    these times, except the versions that a merge has removed.
 
     >>> slots = BatchSlots(pa.schema({"k": pa.int64()}))
     >>> batch = Batch.from_lists([4, 7, 9], [1, 1, 2], [True] * 3, pa.table({"k": [1, 2, 3]}))
@@ -323,9 +328,9 @@ class Run:
         self.size += part.end - part.begin
 
     def split_off(self, slots: BatchSlots, last: int) -> list[BatchRange]:
-        """Remove and return the rows with identities up to ``last``, a first word.  O(parts taken + log rows).
+        """Remove and return the rows whose first identity word is at most ``last``.  O(parts removed + log rows).
 
-        The caller drops their batches.
+        The caller drops the batches of the removed rows.
         """
         if last == END:
             taken, self.parts, self.size = self.parts, [], 0

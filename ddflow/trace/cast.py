@@ -1,10 +1,11 @@
 """Cast the versions of an arrangement to wider types or more columns, with new hashes or identities.
 
-The identity of a group is a hash of its columns, so it may change with them, and then its place in hash order too. The
-row of a deletion may be filler, so a deletion takes the new identity of a live version of its key.
+The identity of a group is a hash of its columns. If the columns change, the identity and its place in hash order may
+change. The row of a deletion can be filler. Therefore a deletion gets the new identity of a live version of the same
+key.
 
 Guarantees: each version becomes one version, except deletions of keys without a live version. Widening is injective, so
-two groups never become one. If a column changes, deletions have null in it.
+two groups never become one. Deletions have null in each column that changes.
 """
 
 from collections.abc import Callable, Iterable
@@ -30,7 +31,7 @@ from ddflow.trace.merge import pick_versions_by_sorting
 from ddflow.trace.spill import Made, spill_batch
 
 Cast = Callable[[pa.Table | pa.RecordBatch, pa.Schema, Flags], pa.RecordBatch]
-"""A function that casts rows to a schema; the flags mark the live rows."""
+"""A function that casts rows to a schema. The flags mark the live rows."""
 
 
 def cast_rows(rows: pa.Table | pa.RecordBatch, schema: pa.Schema, live: Flags) -> pa.RecordBatch:
@@ -39,16 +40,20 @@ def cast_rows(rows: pa.Table | pa.RecordBatch, schema: pa.Schema, live: Flags) -
 
 
 def has_changed_identities(old: pa.Schema, new: pa.Schema) -> bool:
-    """Return whether identities change because there are more columns or their hashes differ.  O(columns)."""
+    """Return whether identities change. O(columns).
+
+    Identities change if there are more columns, or if the hashes of columns differ.
+    """
     pairs = [(f.type, new.field(f.name).type) for f in old if f.name in new.names]
     return old.names != new.names or any(a != b and find_widening(a, b) != "read" for a, b in pairs)
 
 
 def cast_batch(batch: Batch, schema: pa.Schema, made: Made, rekeys: bool, cast: Cast = cast_rows) -> Batch:
-    """Cast a batch to the columns of a schema.  O(n), and O(n log n) if it ``rekeys``.
+    """Cast a batch to the columns of a schema. O(n), or O(n log n) if ``rekeys`` is set.
 
-    ``batch``: all versions of its keys.  ``made``: hashes rows of the new schema.  ``rekeys``: whether identities
-    change with the columns.  ``cast``: casts the rows.  Raises `InexactValue`.
+    ``batch``: a batch with all versions of its keys.  ``made``: the function that hashes rows of the new schema.
+    ``rekeys``: whether identities change with the columns.  ``cast``: the function that casts the rows.  Raises
+    `InexactValue`.
 
     >>> from ddflow.columns.hashing import Secret, compute_identities
     >>> def made(rows):
@@ -110,10 +115,10 @@ def cast_batches(
 def rekey_arrangement(
     old: Arrangement, new: Arrangement, made: Made, indexed: bool, batch_store: BatchStore | None = None
 ) -> None:
-    """Cast all versions of an arrangement to other identities, and put them into an empty one as one run.  O(versions).
+    """Cast all versions of an arrangement to other identities, and add them as one run to an empty arrangement.
 
-    ``indexed``: whether the run is in memory and in the index; else it is on disk, in files of ``batch_store``. None:
-    it stays in memory and is only read.
+    O(versions). ``indexed``: whether the run is in memory and in the index; if not, the run is on disk, in files of
+    ``batch_store``. If ``batch_store`` is None, the run stays in memory without an index, for reads only.
     """
     moved = new.make_empty()
     for batch in cast_batches(old, new.schema, made, True):
@@ -143,9 +148,10 @@ def rekey_arrangement(
 
 
 def cast_arrangement_in_place(arranged: Arrangement, schema: pa.Schema, made: Made, hashed: bool) -> None:
-    """Cast the rows of an arrangement in place; identities stay.  O(rows) for each column that changes.
+    """Cast the rows of an arrangement in place, with the same identities.  O(rows) for each column that changes.
 
-    ``made``: hashes rows of the schema.  ``hashed``: whether hashes change; then all rows are read.
+    ``made``: the function that hashes rows of the schema.  ``hashed``: whether value hashes change, so that all rows
+    must be read.
     """
     slots, table, values = arranged.slots, arranged.index.table, dict[int, Any]()
     old, slots.pool, arranged.schema = slots.pool, RowPool(schema), schema

@@ -1,9 +1,9 @@
-"""Save an arrangement as a record of plain values and files for a commit, and restore it.
+"""Save an arrangement for a commit as a record of plain values and as files, and restore an arrangement.
 
-Each batch is written once, when it is new, and only named in later commits, so a commit costs what changed. A merge in
-progress stays in progress: the record says where the remaining parts of its inputs begin. The index is not saved.
-`restore_arrangement` builds it from the versions, oldest run first, unless there is a budget; then all runs are on disk
-and are searched.
+Each batch is written once, when it is new. Later commits store only the name of the batch, so the cost of a commit
+depends on what changed. A merge in progress continues after a restore, because the record says where the remaining
+parts of its inputs begin. The index is not saved. `restore_arrangement` builds it from the versions, oldest run first.
+With a memory budget no index is built, and look-ups search the runs on disk.
 
 Guarantees: a restored arrangement gives the same rows at every time, and continues the merges in progress. All values
 from a file are checked before a kernel uses them.
@@ -25,7 +25,7 @@ from ddflow.errors import CorruptState, shorten
 from ddflow.kernels.gather import SLOT, SLOTS
 from ddflow.kernels.merge import find_first_invalid_row
 from ddflow.kernels.resolve import LIVE, OCCUPIED
-from ddflow.storage.fields import MEND, encode_record
+from ddflow.storage.fields import RESTORE_REMEDY, encode_record
 from ddflow.storage.files.batch_store import BatchStore, StoredBatch, StoredBlob
 from ddflow.time import BatchDescription
 from ddflow.trace.arrangement import Arrangement
@@ -47,19 +47,21 @@ from ddflow.trace.spill import (
 )
 
 ROW = (1 << SLOT) - 1
-"""The bits of a reference for the row."""
+"""The mask of the row number in a reference."""
 
 
 class ReusedBatches:
     """The batches and runs of an arrangement before its update from a newer inventory.
 
-    A worker keeps an arrangement open while other workers continue with it. Their inventory names some files that are
-    open here, and some new ones, but not those that were merged meanwhile. Open batches keep their slots, so index
-    entries that point to them stay valid. The versions of runs with later times are written to the index. Any other new
-    run is the output of a merge: entries that pointed to its inputs now point to it. Remaining entries that point to
-    missing files are cleared. So the cost depends only on the versions that were added or removed.
+    A worker keeps an arrangement open while the rest of the workers change the same arrangement. A newer inventory
+    names some files that this worker has open, and some new files. Files whose batches were merged since then are not
+    named. Open batches keep their slots, so index entries that point to open batches stay valid. The versions of runs
+    with later times are written to the index. A new run without later times is the output of a merge. Index entries
+    that pointed to the inputs of the merge now point to its output. Remaining entries that point to missing files are
+    cleared. Therefore the cost depends only on the versions that were added or removed.
 
-    ``indexed``: whether the arrangement gets an index of all versions; else its batches on disk are reused.
+    ``indexed``: whether the arrangement gets an index of all versions and reuses batches in memory. A state without an
+    index reuses batches on disk.
     """
 
     def __init__(self, arranged: Arrangement, indexed: bool) -> None:
@@ -74,27 +76,27 @@ class ReusedBatches:
                 self._named[file.columns.blob.name, "" if indexed else mapped.words.blob.name] = slot
 
     def find_slot(self, record: BatchRecord) -> int | None:
-        """Return the slot of the batch of a record, None if it must be read.  O(1).
+        """Return the slot of the open batch of a record, or None if the batch must be read.  O(1).
 
-        Call it once for each record.
+        Call this once for each record.
         """
         bloom = "" if self.indexed or record.bloom is None else record.bloom.name
         return self._named.pop((record.file.name, bloom), None)
 
     def update_shapes(self, shapes: list[list[str]]) -> None:
-        """Use an inventory's lists of payload columns.  O(files held) if the order is new."""
+        """Take over an inventory's lists of payload columns. O(open files) if the order of the lists is new."""
         slots = self.arranged.slots
         if shapes[: len(slots.shapes)] != slots.shapes:
-            # The cached records of files name their columns by number.
+            # Clear the cached records of files, because they refer to the lists by number.
             for slot in self.slots:
                 if (file := slots[slot].mapped or slots.files.get(slot)) is not None:
                     file.record = None
         slots.shapes = shapes
 
     def update_index(self) -> None:
-        """Update the index to the arrangement's current versions, and drop batches that it no longer has.
+        """Update the index for the current versions of the arrangement, and drop batches without versions.
 
-        O(versions added or removed), and O(slots) if they outgrow the index.
+        O(versions added or removed), and O(index slots) if the new versions outgrow the index.
         """
         arranged, slots = self.arranged, self.arranged.slots
         for spine in (arranged.spine, arranged.on_disk):
@@ -117,7 +119,7 @@ class ReusedBatches:
                 slots.drop_batch(slot)
 
     def _write_entries(self, floor: Ints) -> None:
-        """Point entries at all versions of new runs."""
+        """Point index entries at all versions of new runs."""
         arranged, index, slots, here = self.arranged, self.arranged.index, self.arranged.slots, set(self.slots)
         if not here:
             versions = sum(map(len, arranged.spine.runs))
@@ -126,13 +128,14 @@ class ReusedBatches:
             Run(run.description, [part for part in run.parts if part.slot not in here]) for run in arranged.spine.runs
         ]
         later = [run for run in new if run.description.upper > self.upper or not here]
-        # If several outputs have a key, the newest one has the version that the entry pointed at.
+        # If several merge outputs contain a key, the newest of these outputs has the version that the key's entry
+        # pointed at.
         for run in reversed(new):
             for part in run.parts if run not in later else ():
                 self._redirect_entries(part, floor)
-        # Older runs first, so that the newest version of a key stays.
+        # Write older runs first, so that the newest version of a key stays in the index.
         for run in later:
-            # Deletions have entries until newer runs are written, even those that need not be kept.
+            # Until newer runs are written, every deletion has an entry, even if it does not have to be remembered.
             index.reserve_entries(
                 sum(last.size for part in run.parts for last in iterate_last_rows_of_keys(slots[part.slot], part))
             )
@@ -142,20 +145,26 @@ class ReusedBatches:
                 slots.set_batch_file(part.slot, slots.files[part.slot])
 
     def _redirect_entries(self, part: BatchRange, floor: Ints) -> None:
-        """Point entries with a lost version at the output of its merge."""
+        """Update the index entries whose version a merge has moved.
+
+        These entries then point at ``part``, the output of the merge.
+        """
         for last in iterate_last_rows_of_keys(self.arranged.slots[part.slot], part):
             places, lost = self._find_lost_entries(part.slot, last, floor)
             self.arranged.index.repoint_entries(places[lost], last[lost] | part.slot << SLOT)
 
     def _clear_entries(self, part: BatchRange, floor: Ints) -> None:
-        """Clear the references of entries with a lost version."""
+        """Clear the references of index entries whose version no longer exists, for the keys of ``part``."""
         for last in iterate_last_rows_of_keys(self.arranged.slots[part.slot], part) if part.end > part.begin else ():
             places, lost = self._find_lost_entries(part.slot, last, floor)
             if lost.any():
                 self.arranged.index.drop_tombstones(places[lost])
 
     def _find_lost_entries(self, slot: int, rows: Ints, floor: Ints) -> tuple[Ints, Any]:
-        """Return the index places of the keys of some rows, and bool[m] that marks entries with a lost version."""
+        """Return the places of the index entries for the keys of some rows.
+
+        As a second result, mark, as bool[m], the entries whose version no longer exists.
+        """
         batch = self.arranged.slots[slot]
         prior = self.arranged.index.look_up_keys(
             batch.high, batch.low, rows.astype(np.int32), order=batch.extra_identity_words
@@ -165,7 +174,7 @@ class ReusedBatches:
 
 
 def index_run(arranged: Arrangement, run: Run) -> None:
-    """Write the last versions of a run's keys into the index, which must have enough room.  O(versions)."""
+    """Write the last versions of a run's keys into the index. The index must have enough room. O(versions)."""
     index = arranged.index
     for part in run.parts:
         batch = arranged.slots[part.slot]
@@ -175,9 +184,9 @@ def index_run(arranged: Arrangement, run: Run) -> None:
 
 
 class WrittenBatch:
-    """The file of a resident batch.
+    """The file of a batch in memory.
 
-    ``names``: of its payload's columns.  ``record``: its JSON in an inventory.
+    ``names``: the names of the payload's columns.  ``record``: the JSON of the batch's record in an inventory.
     """
 
     def __init__(self, columns: StoredBlob, layout: FileLayout, names: list[str]) -> None:
@@ -189,7 +198,7 @@ class WrittenBatch:
         self.columns.drop()
 
     def verify(self) -> None:
-        """Compare the bytes of the file with their checksum if the batch is over them.  Raises `CorruptState`."""
+        """If the batch maps the file, compare the bytes of the file with their checksum. Raises `CorruptState`."""
         if isinstance(self.columns, StoredBatch):
             self.columns.verify()
 
@@ -197,8 +206,8 @@ class WrittenBatch:
 def checkpoint_arrangement(arranged: Arrangement, batch_store: BatchStore) -> ArrangementRecord:
     """Write the batches without files, and return the arrangement as a record.  O(unwritten bytes + batches).
 
-    The records of batches are already JSON, which is encoded once.  Raises `StorageFull`, `StorageFailed`; the
-    arrangement is then unchanged.
+    In the returned record, the records of batches are already JSON, so each of them is encoded only once. Raises
+    `StorageFull`, `StorageFailed`. After an error, the arrangement is unchanged.
 
     >>> from ddflow.storage.fields import Decoder, decode_record
     >>> from ddflow.storage.memory import MemoryStore
@@ -227,7 +236,7 @@ def checkpoint_arrangement(arranged: Arrangement, batch_store: BatchStore) -> Ar
                 file = files.get(slot) or by_slot[slot].mapped  # type: ignore[union-attr]
                 record = None if file is None else file.record
                 batches.append(_write_batch_record(slots, slot, batch_store) if record is None else record)
-            # A merge takes rows from the front, so only the first part may begin within its batch.
+            # A merge takes rows from the front, so only the first part can begin within its batch.
             runs.append(RunRecord(*run.description, run.parts[0].begin if run.parts else 0, batches))
         if isinstance(item, Run):
             items += runs
@@ -246,7 +255,7 @@ def checkpoint_arrangement(arranged: Arrangement, batch_store: BatchStore) -> Ar
 
 
 def _write_batch_record(slots: BatchSlots, slot: int, batch_store: BatchStore) -> Raw:
-    """Encode a batch's record as JSON once; write the batch to a file if it has none."""
+    """Encode a batch's record as JSON once. If the batch has no file, write it to a file."""
     batch = slots[slot]
     file: BatchFiles | WrittenBatch | None = batch.mapped or slots.files.get(slot)
     if file is None:
@@ -273,11 +282,13 @@ def restore_arrangement(
 ) -> None:
     """Restore an arrangement from its record, and verify every file.  O(bytes read).
 
-    A nonempty arrangement comes from an earlier inventory of the same arrangement and is updated.  ``what``: the place
-    of the record, for messages.  ``indexed``: all runs are resident (mapped if not compressed) and indexed; else all
-    are on disk.  ``made``: hashes rows of compressed files, or with new columns.  ``sieved``: runs on disk are
-    searched, not only read.  ``home``: stores uncompressed copies of compressed files, to read them in place; None to
-    hold them in memory. Raises `CorruptState`, and the errors of the home.
+    If ``arranged`` is not empty, it comes from an earlier inventory of the same arrangement, and is updated.
+
+    ``what``: the place of the record, for messages.  ``indexed``: whether all runs are in memory (mapped if they are
+    not compressed) and indexed; otherwise all runs are on disk.  ``made``: the function that hashes rows, if a file is
+    compressed or lacks new columns.  ``sieved``: whether runs on disk are searched with Bloom filters, and not only
+    read. ``home``: the store of uncompressed copies of compressed files, which are read in place; None to hold the
+    copies in memory.  Raises `CorruptState`, and the errors of the home.
     """
     held = ReusedBatches(arranged, indexed)
     arranged.slots.lasting = True
@@ -285,7 +296,7 @@ def restore_arrangement(
     shapes = [_select_fields(names, arranged.schema, what) for names in given.shapes]
     held.update_shapes([*given.shapes])
     if (batches := sum(len(run.batches) for run in given.runs)) >= SLOTS:
-        raise _make_corrupt_error(what, f"it has {batches:,} batches")
+        raise _make_corrupt_error(what, f"it has {batches:,} batches, but the limit is {SLOTS - 1:,}")
     searched, arranged.is_searched = not indexed and sieved, indexed or sieved
 
     def load(record: BatchRecord) -> tuple[Batch, Any]:
@@ -297,8 +308,8 @@ def restore_arrangement(
     arranged.spine.items[:], arranged.on_disk.items[:] = (made_again, []) if indexed else ([], made_again)
     items.check_time_coverage()
     if max(given.keys, given.tombstones) > items.versions or given.lapsed > given.tombstones:
-        found = f"{given.keys:,} keys, {given.tombstones:,} tombstones, {given.lapsed:,} of them lapsed"
-        raise _make_corrupt_error(what, f"it has {items.versions:,} versions, and says {found}")
+        found = f"{given.keys:,} keys, {given.tombstones:,} tombstones, {given.lapsed:,} of them expired"
+        raise _make_corrupt_error(what, f"it has {items.versions:,} versions, but records {found}")
     arranged.keys, arranged.tombstones_counted = given.keys, given.tombstones
     if arranged.lapse is not None:
         arranged.lapse.gone = 0
@@ -310,7 +321,7 @@ def restore_arrangement(
 
 
 class _InventoryLoader:
-    """A loader of runs and merges, which reads the batches that ``held`` does not have."""
+    """A loader of runs and merges from their records. The loader reads only batches that are not open in ``held``."""
 
     def __init__(
         self,
@@ -334,10 +345,10 @@ class _InventoryLoader:
         inputs, output = [self._load_run(each) for each in record.inputs], self._load_run(record.output)
         low, high = output.description.lower, output.description.upper
         if (inputs[0].description.lower, inputs[-1].description.upper) != (low, high):
-            raise _make_corrupt_error(self.what, "a merge speaks of other times than its inputs")
+            raise _make_corrupt_error(self.what, "the times of a merge differ from the times of its inputs")
         self._check_times_meet([run.description for run in inputs])
         merge = RunMerge(inputs, record.whole, self.target)
-        # A piece may be larger than the credit, so the credit may be negative.
+        # A piece can be larger than the credit, so the credit can be negative.
         merge.output, merge.first, merge.credit = output, record.first, record.credit
         return merge
 
@@ -363,10 +374,9 @@ class _InventoryLoader:
         if begin >= record.rows:
             raise _make_corrupt_error(self.what, f"a run begins at row {begin:,} of a batch of {record.rows:,}")
         if (slot := self.held.find_slot(record)) is not None:
-            if len(self.arranged.slots[slot]) != record.rows:
-                raise _make_corrupt_error(
-                    self.what, f"it says {record.rows:,} rows of {record.file.name}, which has others"
-                )
+            if (rows := len(self.arranged.slots[slot])) != record.rows:
+                found = f"it records {record.rows:,} rows in {record.file.name}, which has {rows:,}"
+                raise _make_corrupt_error(self.what, found)
             return BatchRange(slot, begin, record.rows)
         batch, file = self.load(record)
         if not self.indexed and batch.mapped is None and self.batch_store is not None:
@@ -378,10 +388,10 @@ class _InventoryLoader:
 
     def _check_times_meet(self, descriptions: list[BatchDescription]) -> None:
         if not all(older.is_followed_by(newer) for older, newer in pairwise(descriptions)):
-            raise _make_corrupt_error(self.what, "its runs leave out times, or overlap")
+            raise _make_corrupt_error(self.what, "its runs overlap, or do not cover all times")
 
     def check_time_coverage(self) -> None:
-        """Raise `CorruptState` unless the descriptions cover each time once."""
+        """Raise `CorruptState` unless the runs and merges cover each time exactly once."""
         items = self.arranged.spine.items or self.arranged.on_disk.items
         self._check_times_meet([(each if isinstance(each, Run) else each.output).description for each in items])
 
@@ -389,7 +399,7 @@ class _InventoryLoader:
 def _select_fields(names: list[str], schema: pa.Schema, what: str) -> list[pa.Field]:
     """Select the columns of a payload by name."""
     if names != [name for name in schema.names if name in names]:
-        raise _make_corrupt_error(what, f"its files have the columns {shorten(str(names))}, which the plan has not")
+        raise _make_corrupt_error(what, f"its files have the columns {shorten(str(names))}, which the plan lacks")
     return [schema.field(name) for name in names]
 
 
@@ -403,7 +413,7 @@ def _load_batch(
     home: BatchStore | None,
     what: str,
 ) -> tuple[Batch, Any]:
-    """Load a batch from its file, and return the file if the batch does not hold it."""
+    """Load a batch from its file. Also return the file, or None if the batch itself refers to the file."""
     if record.shape >= len(shapes):
         raise _make_corrupt_error(what, f"it has no shape {record.shape}")
     layout, fields, rows = record.layout, shapes[record.shape], record.rows
@@ -414,13 +424,13 @@ def _load_batch(
         or "value" not in layout.own
     ):
         raise _make_corrupt_error(
-            what, f"its own columns are {layout.own} and {layout.words} of order, which the plan has not"
+            what, f"a file has the columns {layout.own} and {layout.words} order words, which do not fit the plan"
         )
     kept = batch_store.open_batch(record.file, wanted, rows, layout.compressed)
     file = WrittenBatch(kept, layout, [f.name for f in fields])
     batch = decode_batch(kept.batch, layout)
     if layout.compressed:
-        # The batch in memory differs from the compressed file.
+        # Return the file, because the batch in memory differs from the compressed file.
         batch, file.columns = (
             fill_hashes(batch, made(_add_null_columns(batch, arranged.schema))[:3]),
             StoredBlob(batch_store, kept.blob, True),
@@ -436,7 +446,7 @@ def _load_batch(
         batch.high, batch.low, more, beyond, timed, batch.live if told else np.empty(0, np.uint8)
     )
     if wrong >= 0:
-        raise _make_corrupt_error(what, f"row {wrong} of {kept.blob.name} is not in order")
+        raise _make_corrupt_error(what, f"row {wrong} of {kept.blob.name} is out of order")
     if sieved and record.bloom is not None and len(fields) == len(arranged.schema):
         words = BloomFilter.compute_size(int(batch.high[0]), int(batch.high[-1]), rows)[2]
         bloom = batch_store.open_batch(record.bloom, pa.schema({WORDS: pa.uint64()}), words)
@@ -445,7 +455,7 @@ def _load_batch(
 
 
 def _widen_batch(batch: Batch, schema: pa.Schema, made: Made) -> Batch:
-    """Add null columns that a batch was written without, and compute the hashes of its rows again."""
+    """Add columns that a batch does not have, filled with null, and compute the value hashes of its rows again."""
     if len(batch.rows.columns) == len(schema):
         return batch
     payload = _add_null_columns(batch, schema)
@@ -453,11 +463,11 @@ def _widen_batch(batch: Batch, schema: pa.Schema, made: Made) -> Batch:
 
 
 def _add_null_columns(batch: Batch, schema: pa.Schema) -> pa.RecordBatch:
-    """Return a batch's rows, with null in the columns that it was written without."""
+    """Return a batch's rows with all columns of a schema. Columns that the batch does not have are null."""
     there = dict(zip(batch.rows.table.schema.names, batch.rows.columns, strict=True))
     columns = [there[f.name] if f.name in there else pa.nulls(len(batch), f.type) for f in schema]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def _make_corrupt_error(what: str, found: str) -> CorruptState:
-    return CorruptState(what, found, MEND)
+    return CorruptState(what, found, RESTORE_REMEDY)

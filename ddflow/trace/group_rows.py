@@ -1,10 +1,11 @@
 """Find the rows of groups in an ordered arrangement, in memory and on disk.
 
-The index and each run on disk keep the rows of a group together. A search reads the first rows of each layer, and the
-newest layer decides about each identity. The result is certain only up to the least identity at the end of a partly
-read layer. If the result is too short, the search reads more.
+The index and each run on disk are layers. Each layer keeps the rows of a group together. A search reads the first few
+rows of each layer. If several layers have an identity, the newest layer has its current version. If a layer was read
+only in part, it can have rows that were not read. The search keeps the last identity that it read from each such
+layer, and the result ends before the least of these identities. If the result is too short, the search reads more rows.
 
-Guarantees: the rows are the same as in a full read, in the order of identities.
+Guarantees: the search gives the same rows as a full read, in the order of identities.
 
 >>> import pyarrow as pa
 >>> arranged = Arrangement(pa.schema({"k": pa.int64()}), wide=True, words=1, ordered=True)
@@ -27,9 +28,9 @@ from ddflow.trace.ordered_index import ALL, OrderedIndex, RowsByGroup
 from ddflow.trace.spill import find_identity_ranges
 
 AHEAD = 16
-"""The extra rows that are read of each layer, since some rows are deleted."""
+"""The number of extra rows that a search reads from each layer, because some rows can be deleted."""
 MORE = 4
-"""The growth factor of the number of rows in the next round of a search."""
+"""The growth factor of the number of rows that each round of a search reads."""
 
 
 class VersionLayer(NamedTuple):
@@ -44,7 +45,7 @@ class VersionLayer(NamedTuple):
     group: Ints
     """int64[n]: the number of the group of each version, ascending."""
     left: Any
-    """bool[g]: the groups with unread rows in the layer."""
+    """bool[g]: whether the layer has unread rows of each group."""
 
 
 def find_group_rows(
@@ -57,13 +58,13 @@ def find_group_rows(
     words: bool = False,
     back: bool = False,
 ) -> RowsByGroup:
-    """Find the live rows of groups by ascending prefixes of identities, at most ``most`` of each.
+    """Find the live rows of groups by ascending prefixes of identities, at most ``most`` rows of each group.
 
     ``low`` of size 0 and ``order`` None make prefixes shorter.  ``most``, ``tied``, ``words``, ``back``: as in
     `OrderedIndex.find_group_rows`.
 
-    O(groups log entries + rows) in memory. On disk, O(log rows + rows read) for each group and run, and the deletions
-    before these rows.
+    In memory, O(groups log entries + rows). On disk, O(log rows + rows read) for each pair of a group and a run. The
+    rows that are read include the deletions before the wanted rows.
     """
     index = arranged.index
     assert isinstance(index, OrderedIndex)
@@ -99,7 +100,7 @@ def find_group_rows(
 def find_window_rows(arranged: Arrangement, high: Words, low: Words, order: Ints) -> tuple[RowsByGroup, Ints]:
     """Find the rows of the windows around places, and the window of each place, as `OrderedIndex.find_windows` does.
 
-    If there are rows on disk, the windows are whole groups.
+    If the arrangement has rows on disk, each window is a complete group.
     """
     index = arranged.index
     assert isinstance(index, OrderedIndex)
@@ -110,7 +111,7 @@ def find_window_rows(arranged: Arrangement, high: Words, low: Words, order: Ints
 
 
 def _read_index_layer(arranged: Arrangement, found: RowsByGroup, room: Ints) -> VersionLayer:
-    """Return the index's entries of the groups, with deletions."""
+    """Return the entries of groups in the index as a layer, including deletions. ``found``: the entries."""
     sizes = np.diff(found.begins)
     there = np.flatnonzero((found.references >> SLOT) & SLOTS)
     references, values = found.references[there], found.values[there]
@@ -120,7 +121,7 @@ def _read_index_layer(arranged: Arrangement, found: RowsByGroup, room: Ints) -> 
 
 
 def gather_identities(arranged: Arrangement, references: Ints) -> tuple[Words, Words, Ints]:
-    """Gather the identities of rows: two words, and the others as int64[n, w].  O(n), and a little for each batch."""
+    """Gather the identities of rows: the first two words, and further words as int64[n, w].  O(n + batches)."""
     slots, rows = (references >> SLOT) & SLOTS, references & ROWS
     high, low = np.empty(slots.size, np.uint64), np.empty(slots.size, np.uint64)
     order = np.empty((slots.size, arranged.words), np.int64)
@@ -131,7 +132,10 @@ def gather_identities(arranged: Arrangement, references: Ints) -> tuple[Words, W
 
 
 def _read_batch_layer(batch: Batch, slot: int, first: Ints, last: Ints, room: Ints, back: bool) -> VersionLayer:
-    """Read the last versions among the first rows of ranges of a batch on disk; ``back``: from the end."""
+    """Read the first rows of some ranges of a batch on disk, and keep the last version of each identity.
+
+    ``back``: read the last rows of the ranges, backwards.
+    """
     sizes = np.minimum(last - first, room)
     begin = last - sizes if back else first
     rows = np.repeat(begin - np.cumsum(sizes) + sizes, sizes) + np.arange(int(sizes.sum()))
@@ -147,10 +151,10 @@ def _read_batch_layer(batch: Batch, slot: int, first: Ints, last: Ints, room: In
 
 
 def _find_newest_versions(every: VersionLayer, layers: Sequence[VersionLayer], back: bool) -> Ints:
-    """Find the newest versions across layers, in order, if they are live.
+    """Find the newest version of each identity across layers, in order, without deletions.
 
-    If a layer has unread rows of a group, a newer version may be among them. So the result ends before the last version
-    that was read there.  ``back``: read groups from their ends.
+    If a layer has unread rows of a group, a newer version can be among these rows. Therefore the result ends before the
+    last version that was read from a layer with further rows. ``back``: whether groups are read from their ends.
     """
     by = sort_by_words(every.high, every.low, every.order)
     number, bound, begin = np.empty(every.group.size, np.int64), np.full(layers[0].left.size, every.group.size), 0
@@ -171,17 +175,20 @@ def _find_newest_versions(every: VersionLayer, layers: Sequence[VersionLayer], b
 
 
 def _reverse_group_rows(group: Ints) -> Ints:
-    """Reverse the rows of each ascending group."""
+    """Return the positions that reverse the rows within each group. ``group`` must ascend."""
     turned: Ints = group.size - 1 - np.argsort(group[::-1], kind="stable")
     return turned
 
 
 def _keep_first_rows(every: VersionLayer, rows: Ints, most: Ints, tied: int) -> Ints:
-    """Keep at most ``most`` rows of each group, and the rows that tie with the last one."""
+    """Keep at most ``most`` rows of each group, and the rows that tie with the last of these rows.
+
+    Rows tie if their first ``tied`` words beyond two are equal.
+    """
     group = every.group[rows]
     heads = np.append(True, np.diff(group) != 0)[: rows.size]
     classes = heads | (mark_first_of_keys(every.high[rows], every.low[rows], every.order[rows, :tied]) != 0)
     place = np.arange(rows.size) - np.maximum.accumulate(np.where(heads, np.arange(rows.size), 0))
-    # Compare the place of the first row of each tie.
+    # A row stays if the first row of its tie is among the first ``most`` rows of the group.
     first: Ints = rows[place[np.flatnonzero(classes)[np.cumsum(classes) - 1]] < most[group]]
     return first

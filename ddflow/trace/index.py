@@ -1,11 +1,12 @@
-"""Map identities to the current version of their key, its value hash and its order, in memory.
+"""Map each identity, in memory, to the current version of its key, to the version's value hash and to its order.
 
-Entries are rows of words in hash order, in an open-addressing table, so a sorted step walks it front to back, with one
-cache line a key. The kernels are in ``kernels.index``; this class allocates and grows the table.
+Entries are rows of words in an open-addressing table, in hash order. Therefore a sorted step reads the table from front
+to back, one cache line for each key. The kernels are in ``kernels.index``. The class `Index` allocates and grows the
+table.
 
 Guarantees: the index has an entry for each live key, and for each deleted key whose order is kept. A look-up returns
-value hash and order without access to payload. Results do not depend on the number of threads.
-Limits: other deleted keys may stay until the table is rebuilt.
+the value hash and the order, and does not read the payload. Results do not depend on the number of threads.
+Limits: the entry of a deleted key whose order is not kept can stay until the table is rebuilt.
 """
 
 from collections.abc import Sequence
@@ -25,23 +26,29 @@ from ddflow.kernels.index import evict_entries
 from ddflow.kernels.resolve import LIVE, OCCUPIED, Prior
 
 SPARE, LEAST, LOAD, CROWDED = 256, 1024, 0.7, 0.85
-"""Spare slots of a shard; the least other slots; the normal load; the load allowed while a merge removes entries."""
+"""The number of spare slots at the end of a shard, the minimum number of non-spare slots, and two maximum loads.
+
+The maximum load of the table is ``CROWDED`` while a merge removes entries, and ``LOAD`` at other times.
+"""
 SHARED = 1 << 16
 IDENTITIES = 1 << 64
 WALKED = 8
-"""The approximate nanoseconds an entry takes in a walk over the table."""
+"""The approximate time, in nanoseconds, to read one entry in a walk over the table."""
 EVERY: Flags = np.empty(0, np.uint8)
 
 
 class IndexWrite(NamedTuple):
-    """The last version of each of some keys, by ascending identities, for `Index.write`."""
+    """The last versions of some keys, in order of identity, for `Index.write`."""
 
     place: Ints
-    """int64[keys]: the places of the keys from `Index.look_up_keys`, -1 for none."""
+    """int64[keys]: the places of the keys from `Index.look_up_keys`, or -1 for a key without an entry."""
     built: int
-    """The number of the table at that look-up; in another table the places are searched again."""
+    """The number of the index's table when `Index.look_up_keys` was called.
+
+    If the table was rebuilt since then, the places are searched again.
+    """
     last: Ints
-    """int64[keys]: versions, -1 for none; the columns below are by version."""
+    """int64[keys]: the row of each key's last version in the columns below, or -1 for a key without a new version."""
     high: Words
     low: Words
     value: Words
@@ -54,7 +61,8 @@ class IndexWrite(NamedTuple):
 class Index:
     """An index over identities.
 
-    ``wide``: whether identities have two words.  ``words``: order words an entry.  ``keeps``: whether deletions stay.
+    ``wide``: whether identities have two words.  ``words``: the number of order words of an entry.  ``keeps``: whether
+    deleted keys have entries.
 
     >>> index, none = Index(wide=False, words=0), np.empty(0, np.uint64)
     >>> high, both = np.array([1, 2**63], np.uint64), np.array([0, 1])
@@ -67,7 +75,7 @@ class Index:
     """
 
     shared = SHARED
-    """The least number of slots of a table with one shard for each thread."""
+    """A table with at least this many slots has one shard for each thread."""
 
     def __init__(self, wide: bool, words: int, keeps: bool = True) -> None:
         self.wide, self.words, self.keeps = wide, words, keeps
@@ -79,7 +87,7 @@ class Index:
         self._cut = np.uint64(LEAST), np.uint64(1)
 
     def set_threads(self, threads: Threads) -> None:
-        """Share the work among threads; results do not depend on it."""
+        """Share the work among threads.  Results do not depend on the number of threads."""
         self.threads, self.least = threads, threads.compute_min_rows_to_split(RESOLVED)
 
     def __len__(self) -> int:
@@ -93,9 +101,9 @@ class Index:
     def look_up_keys(
         self, high: Words, low: Words, starts: Narrow, arena: Arena | None = None, order: Ints | None = None
     ) -> Prior:
-        """Look up the keys at ``starts`` of the sorted identities.  O(keys) expected.
+        """Look up the keys that begin at the positions ``starts`` of the sorted identities.  O(keys) expected.
 
-        ``order``: words of identities beyond two, always None here.
+        ``order``: the identity words beyond two, always None for this class.
         """
         del order
         n, arena = starts.size, arena or Arena()
@@ -116,10 +124,9 @@ class Index:
         return prior
 
     def write(self, *writes: IndexWrite) -> None:
-        """Write the last version of each key over its old entry.  O(keys) expected.
+        """Write the last version of each key to the key's entry. O(keys) expected.
 
-        `reserve_entries` must come first. Writes are of different keys; if they go to different shards they run in
-        parallel.
+        Call `reserve_entries` first. No key may be in more than one write. Writes to different shards run in parallel.
         """
         apart = self.shards > 1 and len(writes) > 1 and self._is_one_write_per_shard(writes)
         while True:
@@ -135,9 +142,9 @@ class Index:
             self._rebuild(self.capacity * self.shards)
 
     def _write_versions(self, write: IndexWrite) -> int:
-        """Write the versions of one write, and return the number of new keys, or -1 if a shard is full."""
+        """Apply one write, and return the number of new keys, or -1 if a shard is full."""
         place, built, last, high, low, value, live, order, slot = write
-        # A deletion that need not be kept has no reference, so merges may drop its version.
+        # A deletion that does not have to be remembered gets no reference, so merges may drop the deletion's version.
         tag, tombstone = np.int64(OCCUPIED | slot << SLOT), np.int64(0 if self.keeps else OCCUPIED)
         here = place if built == self.built else np.full(last.size, -1)
         return int(
@@ -147,41 +154,48 @@ class Index:
         )
 
     def _is_one_write_per_shard(self, writes: Sequence[IndexWrite]) -> bool:
-        """Return whether no two writes, by ascending identities, go to one shard."""
+        """Return whether no two writes go to the same shard. The writes must be in order of identity."""
         some = [each.high for each in writes if each.high.size]
         ends = [(int(high[0]) * self.shards >> 64, int(high[-1]) * self.shards >> 64) for high in some]
         return all(one[1] < other[0] for one, other in pairwise(ends))
 
     def repoint_entries(self, places: Ints, references: Ints) -> None:
-        """Point the entries at ``places`` (-1: none) to the new references of their rows; flags stay."""
+        """Set the references of the entries at ``places`` to new references.
+
+        The flags stay. A place of -1 is ignored.
+        """
         flags = np.uint64(OCCUPIED | LIVE)
         self.threads.run_spans(
             places.size, lambda a, b: kernels.redirect_entries(self.table, places[a:b], references[a:b], flags), WALKED
         )
 
     def drop_tombstones(self, places: Ints) -> None:
-        """Clear the references of deleted keys at ``places``; a rebuild removes their entries."""
+        """Clear the references of the deleted keys at ``places``.
+
+        The next rebuild of the table removes the entries of these keys.
+        """
         kernels.redirect_entries(self.table, places, np.zeros(places.size, np.int64), np.uint64(OCCUPIED))
         self.tombstones = self.tombstones or bool(places.size)
 
     def remove_entries(self, first: int, last: int, members: Flags) -> None:
-        """Remove the entries of a range of identities that point into some batches.  O(slots of the range).
+        """Remove the entries of a range of identities that point into the batches of ``members``.
 
-        ``members``: uint8[slots], 1 for these batches.
+        O(table slots of the range). ``members``: uint8[batch slots], 1 for the slots of these batches.
         """
         end = np.uint64((last + 1) & (2**64 - 1))
         gone = evict_entries(self.table, *self._cut, np.uint64(first), end, members)
         self.used -= gone
-        # The entries after the range stay as crowded as before, until the last range is removed.
+        # Until the last range is removed, the entries after the range stay as crowded as before.
         self.parted = self.parted + gone if end else 0
         self.built += 1
 
     def find_entry_places(
         self, high: Words, low: Words, starts: Narrow, references: Ints, groups: Ints, order: Ints | None = None
     ) -> Ints:
-        """Return int64[m]: the places of the entries that point at ``references``, -1 for none.
+        """Find the places of the entries that point at ``references``, as int64[m].
 
-        ``references``: without flags.  ``groups``: int64[m], the key of each reference, as a position in ``starts``.
+        If no entry points at a reference, the place is -1. ``references``: int64[m], without flags. ``groups``:
+        int64[m], the key of each reference, as a position in ``starts``.
         """
         prior = self.look_up_keys(high, low, starts, order=order)
         now = (prior.reference & ~(OCCUPIED | LIVE))[groups]
@@ -191,9 +205,10 @@ class Index:
     def list_entries(
         self, live: bool, members: Flags = EVERY, first: int = 0, last: int = 2**64 - 1
     ) -> tuple[Ints, Ints]:
-        """Return the references and places of the entries of a range, in hash order.  O(slots of the range).
+        """Return the references and places of the entries of a range, in hash order.  O(table slots of the range).
 
-        ``live``: only entries of live keys.  ``members``: only entries that point into these batches.
+        ``live``: whether to return only the entries of live keys.  ``members``: uint8[batch slots], to return only the
+        entries that point into batches marked with 1; empty to return all.
         """
         mask = np.uint64(OCCUPIED | LIVE if live else OCCUPIED)
         count = len(self.threads.cut_spans((self.used * (last - first + 1)) >> 64, WALKED))
@@ -206,7 +221,7 @@ class Index:
         return np.concatenate([one[0] for one in found]), np.concatenate([one[1] for one in found])
 
     def _list_range_entries(self, mask: np.uint64, members: Flags, first: int, last: int) -> tuple[Ints, Ints]:
-        """Return the references and places of a range."""
+        """Return the references and places of the entries from ``first`` to ``last``, in one thread."""
         room = min(self.used, ((last - first) * self.table.shape[0] >> 64) + 2 * self.spare) + 2
         while True:
             references, places = np.empty(room, np.int64), np.empty(room, np.int64)
@@ -234,44 +249,45 @@ class Index:
         return out
 
     def keep_deletions(self) -> None:
-        """Keep the entries of deleted keys from now on, because older versions may be on disk.  O(capacity), once."""
+        """Keep the entries of deleted keys from now on, because older versions can be on disk.  O(capacity), once."""
         if not self.keeps or self.tombstones:
             self._rebuild(self.capacity * self.shards)
             self.keeps = True
 
     def reserve_entries(self, more: int) -> None:
-        """Make room for this many keys, known or not, before they are written.  Amortised O(keys).
+        """Make room for ``more`` keys before they are written.
 
-        Call it once for several ascending writes. Else the first of two would fill the lower half of a table made for
-        it alone, with long searches for each of its keys.
+        Some of these keys can already have entries. Amortised O(keys). Call this method once for several ascending
+        writes. Without this call, the table would grow for the first write alone. The keys of this write would fill
+        only the lower half of the table, where each key takes a long search.
         """
         need, held = self._count_slots(self.used, more), self.capacity * self.shards
         if need > held:
             if self.tombstones or not self.keeps:
-                # Dropped deletions leave room; else a table of ever new keys would grow without limit.
+                # Reuse the slots of dropped deletions, so that a table that gets only new keys does not grow forever.
                 need = self._count_slots(int((self.table[:, kernels.REF] & self._needed_entry_bits != 0).sum()), more)
             few = need <= held // 2
             self._rebuild(held if few else max(need, held + held // 2))
 
     def _count_slots(self, used: int, more: int) -> int:
-        """Return the number of slots for so many entries and keys."""
+        """Return the number of slots that ``used`` entries and ``more`` keys need."""
         return max(int((used + more) / LOAD), int((used + self.parted + more) / CROWDED))
 
     @property
     def _needed_entry_bits(self) -> np.uint64:
-        """A mask: an entry is needed if its reference has any of these bits."""
+        """A mask of reference bits. An entry is needed if its reference has any bit of the mask."""
         return np.uint64(LIVE | (SLOTS << SLOT if self.keeps else 0))
 
     def _rebuild(self, homes: int) -> None:
-        """Copy the table to a new one, without the deleted keys whose order need not be kept.
+        """Copy the table to a new table, without the deleted keys whose order need not be kept.
 
-        The capacity suffices by count. If a shard is still full, many identities are near its end, so more spare slots
-        help and more capacity would not.
+        The capacity is large enough for the number of entries. If a shard becomes full, many identities are near the
+        end of the shard. If a shard is full, more spare slots help, but more capacity would not help.
         """
         keep, shards = self._needed_entry_bits, self.threads.size if homes >= self.shared else 1
         capacity, bounds = -(-homes // shards), [-(-IDENTITIES * i // shards) for i in range(shards + 1)]
         while True:
-            # Fresh memory is already zero, so np.zeros need not write it.
+            # New memory is already zero, so np.zeros does not have to write to the memory.
             table = np.zeros((shards * (capacity + self.spare), self.width), np.uint64)
             cut = *self._cut, table, np.uint64(capacity), np.uint64(shards)
             ends = [(np.uint64(first), np.uint64(end - 1)) for first, end in pairwise(bounds)]
@@ -294,7 +310,7 @@ class Index:
         columns = [kernels.ID, kernels.LOW] if self.wide else [kernels.ID]
         # No identity has two entries.
         assert len(np.unique(ids[:, columns], axis=0)) == self.used
-        # Each entry is at or after its home slot in its shard, with no empty slot between.
+        # Each entry is at or after its home slot in its shard, with no empty slot between the two.
         slots = self.table.shape[0] // self.shards
         for slot in np.flatnonzero(taken):
             shard, rest = divmod(int(self.table[slot, kernels.ID]) * self.shards, IDENTITIES)

@@ -1,9 +1,10 @@
 """Read the arrangements of a state's partitions as one arrangement.
 
-Guarantees: a read gives the rows of one arrangement of all versions, at every time: partition by partition, each in
-hash order. No key is in two partitions, however they are cut, because a count stays with the rows that it counts.
-Limits: a `PartitionedArrangement` is read-only and has no index, batches or runs; look into its `partitions` instead.
-The ``upper`` of a partition may be old, because a step may have brought nothing to it.
+Guarantees: at every time, a read gives the same rows as one arrangement with the versions of all partitions. A read
+returns the rows of one partition after the other, in hash order within each partition. No key is in two partitions. For
+example, a count is in the partition of the rows that it counts.
+Limits: a `PartitionedArrangement` is read-only. Only its `partitions` have an index, batches and runs. The stored
+``upper`` of a partition is older than the last step if this step had no rows for the partition.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,7 +20,8 @@ from ddflow.trace.arrangement import Arrangement
 class PartitionedArrangement(Arrangement):
     """An arrangement over partitions.
 
-    ``partitions``: one or more, not indexed; this object owns them from then on.  ``since``, ``upper``: of the state.
+    ``partitions``: one or more arrangements without an index, which this object then owns.  ``since``, ``upper``: the
+    times of the state.
 
     >>> import pyarrow as pa
     >>> from ddflow.trace.batch import Batch
@@ -39,14 +41,14 @@ class PartitionedArrangement(Arrangement):
     """
 
     def __init__(self, partitions: Sequence[Arrangement], since: int, upper: int) -> None:
-        # No super().__init__: this object needs none of an arrangement's index, batches and runs.
+        # Do not call super().__init__, because this object has no index, batches or runs.
         self._partitions = tuple(partitions)
         self.schema, self.keeps, self.lapse = partitions[0].schema, partitions[0].keeps, None
         self.is_searched, self.found = False, None
         self.since, self.upper = since, upper
         for each in partitions:
             advance_times(each, since, upper)
-            each.index = partitions[0].index  # no index is searched, so one saves the memory of many
+            each.index = partitions[0].index  # no index is searched, so sharing one saves memory
         self.latest = max(each.latest for each in partitions)
         self.keys, self.tombstones_counted = sum(p.keys for p in partitions), sum(p.tombstone_count for p in partitions)
 
@@ -60,7 +62,7 @@ class PartitionedArrangement(Arrangement):
         return self
 
     def narrow_to_group(self, high: Words, low: Words, found: Ints | None, as_of: int | None) -> Arrangement:
-        """Return one that reads only the rows of one group, as `Arrangement.narrow_to_group` does."""
+        """Return a copy that reads only the rows of one group, as `Arrangement.narrow_to_group` does."""
         out = copy(self)
         out._partitions = tuple(each.narrow_to_group(high, low, found, as_of) for each in self._partitions)
         return out
@@ -73,7 +75,7 @@ class PartitionedArrangement(Arrangement):
 
     @property
     def nbytes(self) -> int:
-        """Bytes in memory of all partitions."""
+        """Bytes of all partitions in memory."""
         return self._partitions[0].index.nbytes + sum(each.slots.resident for each in self._partitions)
 
     def _check_invariants(self) -> None:
@@ -82,17 +84,18 @@ class PartitionedArrangement(Arrangement):
 
 
 def advance_times(arranged: Arrangement, since: int, upper: int) -> None:
-    """Record that times below ``upper`` are complete and times up to ``since`` compacted.  O(1).
+    """Advance the times of an arrangement to ``since`` and ``upper``.
 
-    No step since then has changed the arrangement.
+    Later steps must not have changed the arrangement. O(1).
     """
     arranged.since, arranged.upper = max(arranged.since, since), max(arranged.upper, upper)
 
 
 def find_misplaced_key_partition(arranged: Arrangement, number: int, partitions: int) -> int | None:
-    """Return the right partition of the first key that is not in its own; None if all are.  O(versions).
+    """Find the first key that is in a wrong partition.
 
-    ``number``: the partition of the arrangement.  ``partitions``: their number.
+    Return the right partition of this key, or None if all keys are in the right partition. O(versions). ``number``: the
+    number of the arrangement's partition. ``partitions``: the number of partitions.
     """
     for part in arranged.parts:
         of = assign_partitions(arranged.slots[part.slot].high[part.begin : part.end], partitions)

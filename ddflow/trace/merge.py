@@ -1,12 +1,13 @@
-"""Merge several runs into one, a range of identities at a time, as far as new versions have paid for.
+"""Merge several runs into one, one range of identities at a time. New versions pay for the work of a merge.
 
-A merge has two ways to find the versions that stay. If all versions are at or before ``since``, the index lists the
-live ones in hash order, without a sort. Else `pick_versions_by_sorting` sorts the versions and prunes them.
+A merge has two ways to find the versions to keep. If all versions are at or before ``since``, the index lists the live
+versions in hash order, without a sort. In all other cases
+`pick_versions_by_sorting` sorts and prunes the versions.
 
-Guarantees: at any time the remaining inputs and the output hold the versions of the inputs, except those that no read
-at or after ``since`` needs. Their ranges are disjoint, so no version is in two. A step never pays for a whole merge,
-and memory becomes free during it. The index points into the inputs and is updated with each piece.
-Limits: `spine.choose_merge_start` decides when to merge, and `Target` where the output goes.
+Guarantees: a merge loses no version that a read at or after ``since`` needs. At no time is a version in both an input
+and the output. A step never pays for a complete merge, and memory becomes free while the merge is in progress. The
+index points into the inputs of the merge, and is updated with each piece.
+Limits: `spine.choose_merge_start` decides when to merge, and a `Target` decides where the output is stored.
 """
 
 from __future__ import annotations
@@ -36,31 +37,31 @@ from ddflow.trace.batch import (
 from ddflow.trace.index import Index
 
 Target = Callable[[Batch], Batch]
-"""A function that stores output: returns the batch over a mapped file, or unchanged."""
+"""A function that stores an output batch. The function returns a batch over a mapped file, or the batch unchanged."""
 
 
 class TombstoneExpiry:
-    """A rule for deleted keys that may be forgotten although orders are kept.
+    """A rule that selects the deleted keys whose order may be forgotten.
 
-    ``of``: maps order words int64[m, w] to bool[m].  ``gone``: the number of keys that merges have dropped.  ``here``:
-    the approximate number of such keys that are still held.
+    ``of``: a function that maps order words int64[m, w] to bool[m], true for expired keys.  ``gone``: the number of
+    deleted keys that merges have dropped.  ``here``: the approximate number of expired keys that are still held.
     """
 
     def __init__(self, of: Callable[[Ints], Any]) -> None:
         self.of, self.gone, self.here = of, 0, 0
 
     def record_dropped_keys(self, keys: int) -> None:
-        """Count keys that a merge has dropped."""
+        """Update the counts after a merge has dropped ``keys`` keys."""
         self.gone, self.here = self.gone + keys, max(self.here - keys, 0)
 
 
 class PickedVersions(NamedTuple):
-    """m versions that stay, sorted by identity, then time."""
+    """m versions that a merge keeps, sorted by identity, then time."""
 
     references: Ints
     """int64[m]: references to the rows, without flags."""
     places: Ints
-    """int64[m]: the entries of the index that point to them, -1 for none."""
+    """int64[m]: the places of the index entries that point to these versions, -1 for none."""
     high: Words
     low: Words
     time: Ints
@@ -71,7 +72,7 @@ class PickedVersions(NamedTuple):
 
     @property
     def extra_identity_words(self) -> Ints | None:
-        """The words of identities beyond two, None if there are none."""
+        """The identity words after the second word. The value is None if identities have at most two words."""
         return self.order if self.ordered else None
 
     @property
@@ -85,7 +86,7 @@ class PickedVersions(NamedTuple):
         return mark_last_of_keys(self.high, self.low, self.extra_identity_words)
 
     def drop_rows(self, out: Any) -> PickedVersions:
-        """Return the versions without some, by bool[m].  O(m)."""
+        """Return the versions that ``out``, a bool[m], does not mark. O(m)."""
         return self.select_rows(~out)
 
     def select_rows(self, rows: Any) -> PickedVersions:
@@ -105,7 +106,7 @@ class PickedVersions(NamedTuple):
         )
 
     def build_batch(self, slots: BatchSlots, values: bool) -> Batch:
-        """Copy the versions to a batch in memory.  O(m) a column.
+        """Copy the versions to a batch in memory.  O(m) for each column.
 
         ``values``: whether the batch must hold the value hashes.
         """
@@ -118,10 +119,11 @@ class PickedVersions(NamedTuple):
 def pick_versions_by_index(
     index: Index, slots: BatchSlots, parts: list[BatchRange], first: int, last: int, time: int, deletions: bool
 ) -> PickedVersions:
-    """Pick the versions of ``parts`` in [first, last] to keep, if all are at or before since.  O(slots of the range).
+    """Pick the versions to keep from the identities [first, last].
 
-    ``time``: the new time of all of them, since earlier history is not distinguished.  ``deletions``: whether deletions
-    stay.
+    All versions must be at or before since. O(slots of the range). ``parts``: the versions to pick from. ``time``: the
+    new time of all picked versions, because reads cannot distinguish earlier times. ``deletions``: whether to keep
+    deletions.
     """
     references, places = index.list_entries(not deletions, slots.build_slot_mask(parts), first, last)
     high, low, value, order = index.read_entries(places)
@@ -138,10 +140,11 @@ def pick_versions_by_sorting(
     droppable: bool,
     index: Index | None = None,
 ) -> PickedVersions:
-    """Sort the versions of some runs in one range, ``parts``, and pick those that stay.  O(versions).
+    """Sort the versions of one range of identities of several runs, and pick the versions to keep.
 
-    ``droppable``: whether a lone deletion may be dropped.  ``index``: finds the value hashes and the current versions.
-    Raises `CorruptState` if a key has two versions of one time.
+    ``parts``: these versions. O(versions). ``droppable``: whether to drop a deletion at or before ``since`` if its key
+    has no other version. ``index``: the index that has the value hashes and the current versions, if any. Raises
+    `CorruptState` if a key has two versions with the same time.
     """
     cuts = [(slots[part.slot], part) for part in parts]
 
@@ -160,7 +163,7 @@ def pick_versions_by_sorting(
         raise CorruptState(
             "a read or a merge",
             f"a key has two values at one time, {times[-1 - n]}",
-            "do not use this state; replay the log into a new one",
+            "do not use this state; replay the log into a new state",
         )
     kept, groups = kept[:n], groups[:n]
     rows = by.permutation.take(kept)
@@ -178,7 +181,7 @@ def pick_versions_by_sorting(
 
 
 def mark_useless_deletions(picked: PickedVersions, since: int, lapse: TombstoneExpiry) -> Any:
-    """Mark expired deletions that hide no older version, as bool[m].  O(m)."""
+    """Mark, as bool[m], expired deletions whose key has no other version. O(m)."""
     alone = picked.first_of_keys & picked.last_of_keys
     out = alone & (picked.live == 0) & (picked.time <= since)
     out[out] &= lapse.of(picked.order[out])
@@ -188,9 +191,9 @@ def mark_useless_deletions(picked: PickedVersions, since: int, lapse: TombstoneE
 class RunMerge:
     """A merge in progress.
 
-    ``inputs``: neighbouring runs, oldest first.  ``whole``: whether no older versions exist anywhere.  ``target``:
-    where the output goes, None for memory.  ``output``: the run of merged versions.  ``credit``: the number of versions
-    that the merge may still process.
+    ``inputs``: neighbouring runs, oldest first.  ``whole``: whether no older run exists in any layer.  ``target``: the
+    function that stores the output, None for memory.  ``output``: the run of merged versions.  ``first``: the least
+    identity that is not merged yet.  ``credit``: the number of versions that the merge is still allowed to process.
 
     >>> import pyarrow as pa
     >>> from ddflow.time import BatchDescription
@@ -215,12 +218,12 @@ class RunMerge:
 
     @property
     def remaining_versions(self) -> int:
-        """The number of versions still to process."""
+        """The number of input versions that the merge has not processed."""
         return sum(map(len, self.inputs))
 
     @property
     def parts(self) -> list[BatchRange]:
-        """All versions, merged or not."""
+        """All versions of the merge: the output, followed by the remaining inputs."""
         return [*self.output.parts, *(part for run in self.inputs for part in run.parts)]
 
     def advance(
@@ -233,11 +236,12 @@ class RunMerge:
         keeps: bool,
         lapse: TombstoneExpiry | None = None,
     ) -> tuple[int, int]:
-        """Merge the next range of about ``rows`` versions; return the numbers of versions processed and copied.
+        """Merge the next range of about ``rows`` versions.
 
-        ``index``: the one that points into the inputs, if any; it drops entries that move to a target.  ``settled``:
-        whether all versions anywhere are at or before ``since``.  ``keeps``: whether deletions must stay, unless
-        ``lapse`` lets them expire.  O(versions processed).  If the target raises, nothing has changed.
+        Return the number of processed versions and the number of copied versions. ``index``: the index that points into
+        the inputs, if any; the index drops the entries of versions that move to a target. ``settled``: whether all
+        versions of the arrangement are at or before ``since``. ``keeps``: whether deletions must stay, unless ``lapse``
+        lets them expire. O(versions processed). If the target raises an error, nothing has changed.
         """
         target = self.target
         last = self._find_chunk_end(rows, slots)
@@ -283,7 +287,7 @@ class RunMerge:
         return sum(part.end - part.begin for part in parts), 0 if batch is None else len(batch)
 
     def _verify_files(self, parts: list[BatchRange], slots: BatchSlots) -> None:
-        """Verify the files that this piece releases, so a flipped bit is found and not copied."""
+        """Verify each file that ends in this piece, so that a flipped bit is found before the file is dropped."""
         for part in parts:
             batch = slots[part.slot]
             file = batch.mapped or slots.files.get(part.slot)
@@ -293,7 +297,7 @@ class RunMerge:
     def _find_chunk_end(self, rows: int, slots: BatchSlots) -> int:
         """Find the greatest identity of the next piece of about ``rows`` versions.
 
-        The piece takes its share of the largest input.
+        The piece has a part of the largest input, in proportion to the input's share of all remaining versions.
         """
         owed = self.remaining_versions
         if owed <= rows + rows // 4:

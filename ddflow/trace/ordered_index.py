@@ -1,10 +1,11 @@
-"""Index an ordered arrangement in memory: identities of several words, in their order, with groups as prefixes.
+"""Index an ordered arrangement in memory.
 
+Identities have several words, entries are in the order of identities, and a group is a prefix of identities.
 `OrderedIndex` has the methods of `ddflow.trace.index.Index`. In addition, `OrderedIndex.find_group_rows` returns the
-rows of groups in order. The order words of its batches are the last words of identities.
+rows of groups in order. The order words of batches in this index are the last words of identities.
 
-Guarantees: a place is the position of an entry in a leaf, valid until the next write. A deletion that need not be kept
-is removed at once.
+Guarantees: a place is the position of an entry in a leaf, valid until the next write. A deletion that does not have to
+be remembered is removed at once.
 """
 
 from typing import NamedTuple
@@ -30,31 +31,33 @@ from ddflow.trace.index import EVERY, Index, IndexWrite
 FEWEST = 8
 """The number of leaves of a new tree."""
 MORE = 4
-"""The growth factor of the room for leaves; untouched room takes no memory."""
+"""The growth factor of the space for leaves.  Unused space takes no memory."""
 SPARSE = 4
-"""Entries are packed, not given more leaves, if leaves have room for this many times the entries."""
+"""If the leaves have room for this many times the number of entries, the entries are packed and no leaves are added."""
 ALL = (1 << 62) - 1
-"""A limit above the number of entries of any group."""
+"""A limit that is greater than the number of entries of any group."""
 
 
 class RowsByGroup(NamedTuple):
-    """The live rows of g groups, each in order: references without flags, multiplicities, and beginnings of groups."""
+    """The live rows of g groups, in order within each group. A row has a reference without flags and a multiplicity."""
 
     references: Ints
     values: Ints
     begins: Ints
-    """int64[g + 1]."""
+    """int64[g + 1]: the position of the first row of each group, and the number of rows."""
     order: Ints = np.empty((0, 0), np.int64)
-    """int64[n, w]: the words of identities beyond two, if they were requested."""
+    """int64[n, w]: the identity words beyond two, if the caller asked for them."""
 
 
 def to_identity_words(order: Ints) -> Words:
-    """Convert order words to identity words: contiguous and unsigned."""
+    """Convert order words to identity words, which are contiguous and unsigned."""
     return np.ascontiguousarray(order).view(np.uint64)
 
 
 class OrderedIndex(Index):
-    """An ordered index.  ``words``: words of an identity beyond two.  ``keeps``: whether deletions have entries.
+    """An ordered index.
+
+    ``words``: the number of identity words beyond two.  ``keeps``: whether deletions have entries.
 
     >>> index = OrderedIndex(words=1)
     >>> high, low, more = np.array([1, 1], np.uint64), np.array([5, 7], np.uint64), np.array([[0], [2]])
@@ -81,17 +84,20 @@ class OrderedIndex(Index):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the tree, with free places of its leaves, but without the untouched room for more leaves."""
+        """Bytes of the tree, including free places in leaves, but not the unused space for more leaves."""
         table, *others = self.arrays
         return (int(others[-1][LEAVES]) + 1) * LEAF * table.strides[0] + sum(each.nbytes for each in others)
 
     def set_threads(self, threads: object) -> None:
-        """Do nothing: an ordered index uses one thread."""
+        """Do nothing, because an ordered index always uses one thread."""
 
     def look_up_keys(
         self, high: Words, low: Words, starts: Narrow, arena: Arena | None = None, order: Ints | None = None
     ) -> Prior:
-        """Look up the identities at ``starts``; ``order``: their words beyond two.  O(keys log entries)."""
+        """Look up the keys that begin at the positions ``starts`` of the sorted identities.  O(keys log entries).
+
+        ``order``: the identity words beyond two.
+        """
         assert order is not None
         n, empty, more = starts.size, (arena or Arena()).choose_allocator(starts.size), to_identity_words(order)
         prior = Prior(empty(n, np.int64), empty(n, np.int64), empty(n, np.uint64), np.empty((n, 0), np.int64))
@@ -111,12 +117,13 @@ class OrderedIndex(Index):
         words: bool = False,
         back: bool = False,
     ) -> RowsByGroup:
-        """Find the rows of groups by ascending prefixes, each in order, at most ``most`` of each.
+        """Find the first rows of groups by ascending prefixes. The rows are in order within each group.
 
-        ``low`` of size 0 and ``order`` None make prefixes shorter.  ``most``: one number, or one a group.  ``tied``:
-        also return the rows that share this many words beyond two with the last one.  ``live``: without deletions; else
-        references have their flags.  ``words``: return the words beyond two.  ``back``: read each group from its end.
-        O(groups log entries + rows).
+        ``low`` of size 0 and ``order`` None make prefixes shorter.  ``most``: the maximum number of rows of each group,
+        as one number or as an array.  ``tied``: also return the rows that share this many words beyond two with the
+        last row.  ``live``: whether to skip deletions; if False, references keep their flags.  ``words``: whether to
+        return the words beyond two.  ``back``: whether to read each group from its end.
+        O(g log n + rows), for g groups and n entries.
         """
         begins, more = np.empty(high.size + 1, np.int64), np.empty((high.size, 0), np.uint64)
         keys = IdentityAddresses.from_arrays(high, low, more if order is None else (more := to_identity_words(order)))
@@ -135,11 +142,11 @@ class OrderedIndex(Index):
         return RowsByGroup(references, values[:n].view(np.int64), begins, beyond[:n].view(np.int64))
 
     def find_windows(self, high: Words, low: Words, order: Ints) -> tuple[RowsByGroup, Ints]:
-        """Find the rows of the windows around some places, by ascending prefixes, and the window of each place.
+        """Find the rows of the windows around some places, and the window of each place.
 
-        A window is the range that a change at its places can affect. A row's content is the word after the words of
-        ``order``, and equal neighbours count as one: see `ddflow.kernels.ordered_window`.  O(places log entries +
-        rows).
+        The places are ascending identity prefixes. A window is the range of rows that a change at a place can affect.
+        The word after the words of ``order`` is the content of a row. Neighbours with equal content count as one row;
+        `ddflow.kernels.ordered_window` describes this. O(places log entries + rows).
         """
         keys, room = IdentityAddresses.from_arrays(high, low, more := to_identity_words(order)), 8 * high.size + 16
         segments, begins = np.empty(high.size, np.int64), np.empty(high.size + 1, np.int64)
@@ -168,10 +175,10 @@ class OrderedIndex(Index):
         self.built += 1
 
     def reserve_entries(self, more: int) -> None:
-        """Do nothing: `write` adds leaves when it needs them."""
+        """Do nothing, because `write` adds leaves when they are needed."""
 
     def _add_leaves(self) -> None:
-        """Make room for more leaves, or pack the entries if the leaves are nearly empty.  O(entries)."""
+        """Allocate space for more leaves. If the leaves are nearly empty, pack their entries.  O(entries)."""
         leaves = int(self.arrays[-1][MOST_LEAVES])
         if self.used * SPARSE < leaves * LEAF:
             self._pack_entries(leaves)
@@ -183,7 +190,7 @@ class OrderedIndex(Index):
         self._set_arrays(bigger)
 
     def _pack_entries(self, leaves: int) -> None:
-        """Copy all entries with a reference to a new tree with room for this many leaves."""
+        """Copy all entries with a reference into a new tree that has room for ``leaves`` leaves."""
         references, places = self.list_entries(live=False)
         there = references & ~(OCCUPIED | LIVE) != 0
         references, (high, low, value, order) = references[there], self.read_entries(places[there])
@@ -203,7 +210,7 @@ class OrderedIndex(Index):
         self.tombstones, self.built = False, self.built + 1
 
     def repoint_entries(self, places: Ints, references: Ints) -> None:
-        """Point entries to new references, as `Index.repoint_entries` does."""
+        """Set the references of entries to new references, as `Index.repoint_entries` does."""
         redirect_entries(self.table, places, references, np.uint64(OCCUPIED | LIVE))
 
     def remove_entries(self, first: int, last: int, members: Flags) -> None:
@@ -243,9 +250,9 @@ class OrderedIndex(Index):
         for column in columns:
             less |= equal & (column[:-1] < column[1:])
             equal &= column[:-1] == column[1:]
-        # Entries ascend, and no identity has two.
+        # Entries ascend, and no identity has two entries.
         assert less.all()
-        # A look-up finds each identity at its place.
+        # A look-up of an identity finds the place of its entry.
         found = self.look_up_keys(high, low, np.arange(high.size, dtype=np.int32), order=order)
         assert (found.place == places).all()
         assert int(self.arrays[-1][LEAVES]) <= int(self.arrays[-1][MOST_LEAVES])

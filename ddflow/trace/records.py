@@ -1,8 +1,8 @@
 """Define the records of an arrangement in an inventory: runs, merges in progress, and the files of batches.
 
-Guarantees: every number is an int64 in its range or a uint64, and every file name is one that a store makes. A batch's
-record is the same text wherever it appears, and appears once in an inventory, so a commit encodes it once.
-Limits: `checkpoint` checks that the times of runs meet when it restores an arrangement.
+Guarantees: every number is an int64 in its range or a uint64, and every file name has the form that a store makes. The
+record of a batch never changes, and each batch is in an inventory only once, so the record is encoded only once.
+Limits: only `checkpoint` checks that the time ranges of runs adjoin, when it restores an arrangement.
 
 >>> from ddflow.storage.fields import Decoder, decode_record, encode_record
 >>> run = RunRecord(lower=0, upper=7, since=0, begin=0, batches=[])
@@ -24,10 +24,10 @@ from ddflow.trace.spill import FileLayout
 
 
 class BatchRecord(StrictRecord, frozen=True):
-    """The file of a batch.
+    """The record of a batch and its file.
 
-    ``rows``: their number.  ``bloom``: the file of its Bloom filter.  ``shape``: the number of its payload's columns in
-    the arrangement's ``shapes``.
+    ``rows``: the number of rows.  ``bloom``: the file of the Bloom filter.  ``shape``: the position of the payload's
+    list of columns in the arrangement's ``shapes``.
     """
 
     file: Blob
@@ -38,9 +38,9 @@ class BatchRecord(StrictRecord, frozen=True):
 
 
 class RunRecord(StrictRecord, frozen=True, tag="run"):
-    """A run.
+    """The record of a run.
 
-    ``begin``: the first row of its first batch that no merge has taken.  ``batches``: in order.
+    ``begin``: the first row of the first batch that no merge has processed.  ``batches``: the batches in hash order.
     """
 
     lower: Instant
@@ -51,7 +51,7 @@ class RunRecord(StrictRecord, frozen=True, tag="run"):
 
 
 class MergeRecord(StrictRecord, frozen=True, tag="merge"):
-    """A merge in progress, with the fields of `RunMerge`.  ``first``: a uint64."""
+    """The record of a merge in progress, with the fields of `RunMerge`. ``first`` is a uint64."""
 
     inputs: Annotated[list[RunRecord], Meta(min_length=1)]
     output: RunRecord
@@ -61,13 +61,13 @@ class MergeRecord(StrictRecord, frozen=True, tag="merge"):
 
     def __post_init__(self) -> None:
         if self.first >= 1 << 64:
-            raise ValueError(f"its first identity is {self.first}, of which there is none")
+            raise ValueError(f"its first identity is {self.first}, but identities are below 2**64")
 
 
 class ArrangementRecord(StrictRecord, frozen=True):
-    """An arrangement.
+    """The record of an arrangement.
 
-    ``shapes``: the lists of columns that payloads have or had.  ``items``: runs and merges in the order of their times.
+    ``shapes``: the lists of columns that batch payloads have or had.  ``items``: runs and merges in order of time.
     """
 
     since: Instant
@@ -87,6 +87,6 @@ class ArrangementRecord(StrictRecord, frozen=True):
 
     @property
     def batches(self) -> Iterator[BatchRecord]:
-        """All batches."""
+        """The batches of all runs."""
         for run in self.runs:
             yield from run.batches

@@ -1,7 +1,6 @@
-"""Spill a batch to a file and read it in place: its columns and payload as an Arrow record batch, with a Bloom filter.
+"""Spill a batch to an Arrow file with its rows and a file with its Bloom filter, and read both files in place.
 
-Guarantees: a file is verified when it is mapped. The filter has no false negatives, so a key that it denies is not in
-the batch.
+Guarantees: a file is verified when it is mapped. A key that the filter excludes is not in the batch.
 
 >>> import tempfile
 >>> from ddflow.storage.folder.scratch import ScratchStore
@@ -39,22 +38,25 @@ KINDS: Final[dict[str, Any]] = {
     "live": np.uint8,
     "value": np.uint64,
 }
-"""The columns of a batch other than its payload, in file order, and the types of their words."""
+"""The columns of a batch outside its payload, in the order of the file, with their types."""
 MADE: Final = ("high", "low", "value")
 """The columns that can be computed again from the row of a live version."""
 Made = Callable[[pa.Table | pa.RecordBatch], tuple[Words, Words, Words] | tuple[Words, Words, Words, Ints]]
-"""A function that computes identities (high, low) and value hashes of rows; for ordered arrangements, also the words
-beyond two. Its results for the rows of deletions do not matter."""
+"""A function that computes identities (high, low) and value hashes of rows.
+
+For ordered arrangements, the function returns the identity words beyond two as a further result. The results for
+deletions are not used.
+"""
 MOST_WORDS: Final = 1 << 10
 """The maximum number of order words of a version."""
 
 
 class FileLayout(StrictRecord, frozen=True):
-    """The columns of a file.
+    """The columns of a batch's file.
 
-    ``own``: the columns of `KINDS` that it has.  ``time``, ``live``: the value that all versions share, instead of a
-    column. ``words``: order words a version.  ``compressed``: whether the identities and hashes of live versions are
-    zero in the file, and are computed again from their rows.
+    ``own``: the columns of `KINDS` in the file.  ``time``, ``live``: the value that all versions share, or None if the
+    file has the column.  ``words``: the number of order words of a version.  ``compressed``: whether the identities and
+    hashes of live versions are zero in the file, and are computed again from the rows of these versions.
     """
 
     own: tuple[Literal["high", "low", "time", "live", "value"], ...]
@@ -71,10 +73,13 @@ class FileLayout(StrictRecord, frozen=True):
             or ("time" in own) == (self.time is not None)
             or ("live" in own) == (self.live is not None)
         ):
-            raise ValueError(f"a file cannot have the columns {own} beside time {self.time} and live {self.live}")
+            raise ValueError(f"a file cannot have the columns {own} with time {self.time} and live {self.live}")
 
     def build_schema(self, payload: pa.Schema) -> pa.Schema:
-        """Return the schema of the file.  ``payload``: its last columns."""
+        """Return the schema of the file.
+
+        ``payload``: the schema of the payload. The columns of the payload come last.
+        """
         fields = [pa.field(f"_{name}", pa.from_numpy_dtype(KINDS[name])) for name in self.own]
         if self.words:
             fields.append(pa.field("_order", pa.list_(pa.int64(), self.words)))
@@ -82,7 +87,9 @@ class FileLayout(StrictRecord, frozen=True):
 
 
 def encode_batch(batch: Batch, compressed: bool = False) -> tuple[pa.RecordBatch, FileLayout]:
-    """Return the columns to write, and their layout, without a copy unless ``compressed``.  O(columns), or O(n).
+    """Return the columns to write and the layout of the file.
+
+    O(columns), because nothing is copied; O(n) if ``compressed``.
 
     >>> batch = Batch.from_lists([4, 9], [1, 2], [True, True], pa.table({"k": ["a", "b"]}))
     >>> record, layout = encode_batch(batch)
@@ -106,9 +113,9 @@ def encode_batch(batch: Batch, compressed: bool = False) -> tuple[pa.RecordBatch
 
 
 def decode_batch(record: pa.RecordBatch, layout: FileLayout, mapped: Any = None) -> Batch:
-    """Build the batch over the memory of a file's record; a compressed one then needs `fill_hashes`.  O(columns).
+    """Build the batch over the memory of a file's record batch.  O(columns).
 
-    ``mapped``: the file, which the batch refers to.
+    Call `fill_hashes` on the batch of a compressed file.  ``mapped``: the file for `Batch.mapped`.
     """
     n, schema = record.num_rows, record.schema
     own = {name: view_values(record.column(i), np.dtype(KINDS[name])) for i, name in enumerate(layout.own)}
@@ -125,7 +132,7 @@ def decode_batch(record: pa.RecordBatch, layout: FileLayout, mapped: Any = None)
 
 
 def fill_hashes(batch: Batch, made: Sequence[Words]) -> Batch:
-    """Fill in the identities and hashes of a compressed batch's live rows, computed from the rows.  O(n)."""
+    """Fill in the identities and hashes of a compressed batch's live rows. ``made`` has these values. O(n)."""
     live = batch.live != 0
     high, low, value = (
         np.where(live, each, was) if was.size else was
@@ -135,11 +142,11 @@ def fill_hashes(batch: Batch, made: Sequence[Words]) -> Batch:
 
 
 WORDS: Final = "words"
-"""The name of the column in a filter's file."""
+"""The name of the only column in the file of a Bloom filter."""
 
 
 class BloomFilter(NamedTuple):
-    """A filter for the identities of a batch: an identity that it denies is not in the batch."""
+    """A Bloom filter of the identities of a batch. An identity that the filter excludes is not in the batch."""
 
     base: np.uint64
     shift: np.uint64
@@ -155,28 +162,29 @@ class BloomFilter(NamedTuple):
 
     @classmethod
     def from_words(cls, batch: Batch, words: pa.RecordBatch) -> Self:
-        """Build the filter over a batch's identities from its words.  Raises `CorruptState` if they do not match."""
+        """Build the filter of a batch from its stored words. Raises `CorruptState` if the number of words is wrong."""
         over = cls.compute_size(int(batch.high[0]), int(batch.high[-1]), len(batch))
         column = words.column(0)
         if len(column) != over[2]:
             found = f"it has {len(column)} words, not {over[2]}"
-            raise CorruptState("the Bloom filter of a batch", found, "replay the log")
+            raise CorruptState("the Bloom filter of a batch", found, "replay the log into a new state")
         return cls(over[0], over[1], view_values(column, np.dtype(np.uint64)))
 
     @staticmethod
     def compute_size(first: int, last: int, n: int) -> tuple[np.uint64, np.uint64, int]:
-        """Compute base, shift, and the number of words, for n identities from ``first`` to ``last``."""
+        """Compute base, shift and the number of words of a filter for n identities from ``first`` to ``last``."""
         reach = last - first
         shift = 64 - max(reach.bit_length(), 1)
-        # A part of the shifted range may be unused, so more blocks keep ten bits for each key.
+        # If a part of the shifted range is unused, the filter needs more blocks to have ten bits for each key.
         blocks = -(-count_blocks(n) * 2**64 // ((reach + 1) << shift))
         return np.uint64(first), np.uint64(shift), BLOCK * blocks
 
 
 class BatchFiles:
-    """The files of one batch: its columns and its filter.
+    """The files of one batch: its columns and its Bloom filter.
 
-    ``layout``: of the columns.  ``names``: of the payload's columns.  ``record``: the batch's record in an inventory.
+    ``layout``: the layout of the columns' file.  ``names``: the names of the payload's columns.  ``record``: the JSON
+    of the batch's record in an inventory.
     """
 
     def __init__(self, columns: StoredBatch, layout: FileLayout, words: StoredBatch, bloom: BloomFilter) -> None:
@@ -186,18 +194,18 @@ class BatchFiles:
         self.names = columns.batch.schema.names[len(layout.own) + bool(layout.words) :]
 
     def drop(self) -> None:
-        """Drop the files; arrays over their bytes stay valid."""
+        """Drop the files.  Arrays that map the files stay valid."""
         self.columns.drop()
         self.words.drop()
 
     def verify(self) -> None:
-        """Compare the bytes with their checksums.  O(bytes).  Raises `CorruptState`."""
+        """Compare the bytes of both files with their checksums.  O(bytes).  Raises `CorruptState`."""
         self.columns.verify()
         self.words.verify()
 
 
 def spill_batch(batch: Batch, batch_store: BatchStore) -> Batch:
-    """Write the batch to files.  O(bytes).  Raises the errors of the store; no file is left then."""
+    """Write the batch to files. O(bytes). Raises the errors of the store. After an error, no file is left."""
     record, layout = encode_batch(batch)
     columns = batch_store.write(record)
     with undo_on_failure(columns.drop):
@@ -205,7 +213,7 @@ def spill_batch(batch: Batch, batch_store: BatchStore) -> Batch:
 
 
 def add_bloom_filter(columns: StoredBatch, layout: FileLayout, batch_store: BatchStore) -> Batch:
-    """Add a Bloom filter, in another file, to a batch in a file.  O(n).  Raises the errors of the store."""
+    """Write a second file with the Bloom filter of a batch that is in a file. O(n). Raises the errors of the store."""
     batch = decode_batch(columns.batch, layout)
     words = batch_store.write(
         pa.RecordBatch.from_arrays([pa.array(BloomFilter.from_identities(batch.high, batch.low).words)], [WORDS])
@@ -216,11 +224,11 @@ def add_bloom_filter(columns: StoredBatch, layout: FileLayout, batch_store: Batc
 def find_groups_in_batch(
     batch: Batch, begin: int, high: Words, low: Words, starts: Narrow, wanted: Ints, order: Ints | None = None
 ) -> tuple[Ints, Ints]:
-    """Find the ``wanted`` groups with versions in a spilled batch from row ``begin`` on, and their last rows.
+    """Find the ``wanted`` groups that have versions in a spilled batch, and the last row of each found group.
 
-    ``high``, ``low``, ``starts``: sorted identities and the beginnings of groups; ``order``: their words beyond two.
-    ``wanted``: int64[m], ascending, in the batch's range.  Returns groups and rows, both int64[found].  O(m) expected;
-    O(m log n) with ``order``.
+    Rows before ``begin`` are ignored. ``high``, ``low``, ``starts``: sorted identities, and the positions where groups
+    begin. ``order``: the identity words beyond two. ``wanted``: int64[m], ascending numbers of groups within the
+    batch's range. Returns the groups and the rows, both as int64[found]. O(m) expected; O(m log n) with ``order``.
     """
     bloom = batch.mapped.bloom
     maybe = np.empty(wanted.size, np.int64)
@@ -242,9 +250,10 @@ def find_groups_in_batch(
 def find_identity_ranges(
     batch: Batch, begin: int, high: Words, low: Words, order: Ints | None, keys: Ints | None = None
 ) -> tuple[Ints, Ints]:
-    """Find the row ranges of some identities, or of prefixes, in a batch from row ``begin`` on.  O(m log n).
+    """Find the row ranges of some identities or prefixes in a batch. Rows before ``begin`` are ignored. O(m log n).
 
-    ``keys``: positions of the identities to search, None for all.  Returns the ranges [first, last), both int64[m].
+    ``keys``: the positions of the identities to search, or None for all. Returns the arrays first and last, both
+    int64[m], of the ranges [first, last).
     """
     keys = np.arange(high.size) if keys is None else keys
     more = np.empty((high.size, 0), np.int64) if order is None else np.ascontiguousarray(order)

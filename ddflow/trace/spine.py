@@ -1,12 +1,13 @@
-"""Keep the runs of an arrangement few, by merges that new versions pay for.
+"""Keep the number of an arrangement's runs small, by merges that new versions pay for.
 
-A spine has runs, oldest first, and merges in the place of their inputs. Each new version pays for `EFFORT` versions of
-each merge. Newer runs queue up behind a merge, and may be merged with each other meanwhile. A piece of a merge is a
-range of identities, so it has all versions of a key.
+A spine is a list of runs, oldest first. A merge replaces its inputs in the list. Each new version pays for `EFFORT`
+versions of each merge. During a merge, newer runs are appended, and these newer runs can be merged with each other. A
+piece of a merge is a range of identities, so it has all versions of a key.
 
-Guarantees: the times of neighbours meet, and together they hold every version that a read at or after ``since`` needs.
-A step merges at most the versions it has paid for, or one `PIECE` if that is more; merges whose pieces are due in one
-step take turns. `choose_merge_start` decides by sizes alone, and `Spine.advance_merges` acts.
+Guarantees: each run begins at the time where the previous run ends. The runs hold every version that a read at or after
+``since`` needs. A step merges at most as many versions as it has paid for, or one `PIECE` if this is more. If several
+merges are in progress in one step, they take turns. `choose_merge_start` decides only by the sizes of runs which runs
+are merged.
 """
 
 from __future__ import annotations
@@ -22,24 +23,28 @@ from ddflow.trace.index import Index
 from ddflow.trace.merge import RunMerge, Target, TombstoneExpiry
 
 FAN = 32
-"""The number of runs of similar size that are merged into one, in memory."""
+"""The number of runs of similar size in memory that are merged into one run."""
 EFFORT = 8
-"""The versions that a merge processes for each new version."""
+"""The number of versions that a merge processes for each new version."""
 PIECE, MOST = 1 << 14, 1 << 19
-"""The least versions of a merge's piece, because smaller pieces cost mostly overhead, and the most."""
+"""The minimum and maximum number of versions in a piece of a merge.
+
+If a piece were smaller than the minimum, most of its cost would be overhead.
+"""
 GARBAGE = 2
-"""All runs are merged when they have this many times the versions that are needed."""
+"""All runs are merged when their number of versions exceeds this factor times the number of needed versions."""
 
 
 def choose_merge_start(sizes: Sequence[int], needed: int | None, fan: int) -> int | None:
-    """Choose the first of the newest runs to merge into one, or None.  Pure; O(runs).
+    """Choose the first run to merge.
 
-    All runs are merged if too many of their versions are garbage. Otherwise the newest runs are merged if ``fan`` of
-    them are of about one size, so that the largest is a small part of their sum. So a version is copied about once for
-    each power of ``fan``.
+    The chosen run and all later runs are merged into one run. Return None to merge nothing. Pure; O(runs). All runs are
+    merged if too many of their versions are garbage. If few versions are garbage, the newest runs are merged as soon as
+    ``fan`` of them have about the same size, so that the largest run is a small part of their sum. Therefore a version
+    is copied about once for each power of ``fan``.
 
-    ``sizes``: versions a run, oldest first.  ``needed``: about the versions that a merge of all would leave; None if
-    that merge is not allowed.
+    ``sizes``: the number of versions of each run, oldest first.  ``needed``: the approximate number of versions that a
+    merge of all runs would leave; None if that merge is not allowed.
 
     >>> choose_merge_start([1000, 10, 10], 900, 32) is None
     True
@@ -47,7 +52,7 @@ def choose_merge_start(sizes: Sequence[int], needed: int | None, fan: int) -> in
     1
     >>> choose_merge_start([1000, 1100], 900, 32)
     0
-    >>> choose_merge_start([8000] + [1] * 31, 8000, 32) is None  # many small ones and a large one are not of one size
+    >>> choose_merge_start([8000] + [1] * 31, 8000, 32) is None  # a large run and many small runs are not of one size
     True
     """
     if needed is not None and len(sizes) > 1 and sum(sizes) > GARBAGE * needed + 64:
@@ -65,14 +70,15 @@ class Spine:
 
     ``fan``: the number of runs of similar size that are merged into one.  ``keeps``: whether deletions must stay,
     unless ``lapse`` lets them expire.  ``copied``: the number of versions that merges wrote.  ``most``: the maximum
-    versions of a piece.
+    number of versions in a piece of a merge.
     """
 
     def __init__(self, fan: int = FAN, keeps: bool = False) -> None:
         self.items: list[Run | RunMerge] = []
         self.fan, self.keeps, self.copied, self.most = fan, keeps, 0, MOST
         self.lapse: TombstoneExpiry | None = None
-        # Runs at the last plan, and new versions since: planning again for a few more of either is not worth it.
+        # The number of runs at the last plan, and the number of new versions since then. If there are only a few new
+        # runs and versions, no new plan is made.
         self.planned = self.fresh = 0
 
     def __len__(self) -> int:
@@ -80,7 +86,7 @@ class Spine:
 
     @property
     def version_count(self) -> int:
-        """The number of versions."""
+        """The number of versions in all runs and merges."""
         return sum(map(len, self.items))
 
     @property
@@ -90,31 +96,34 @@ class Spine:
 
     @property
     def remaining_versions(self) -> int:
-        """The number of versions that merges have still to process."""
+        """The number of versions that the merges in progress have not processed."""
         return sum(merge.remaining_versions for merge in self.merges)
 
     @property
     def runs(self) -> list[Run]:
-        """All runs; older versions of a key come first.  A merge has its output and its remaining inputs."""
+        """All runs, in an order in which older versions of a key come first.
+
+        The runs of a merge are its output and its remaining inputs.
+        """
         return [
             run for item in self.items for run in ([item] if isinstance(item, Run) else [item.output, *item.inputs])
         ]
 
     @property
     def parts(self) -> list[BatchRange]:
-        """All versions; older versions of a key come first."""
+        """All versions, in an order in which older versions of a key come first."""
         return [part for item in self.items for part in item.parts]
 
     @property
     def upper(self) -> int:
-        """The time after the last written one; NEVER if nothing was written."""
+        """The end of the newest run's time range, or NEVER if there is no run."""
         if not self.items:
             return NEVER
         item = self.items[-1]
         return (item if isinstance(item, Run) else item.output).description.upper
 
     def freeze(self) -> Spine:
-        """Return a copy of the current runs, with the runs of merges.  O(parts)."""
+        """Return a copy of the current runs, including the inputs and outputs of merges.  O(parts)."""
         out = copy(self)
         out.items = [run.freeze() for run in self.runs]
         return out
@@ -125,10 +134,10 @@ class Spine:
         self.fresh += run.size
 
     def plan_merges(self, needed: int, alone: bool, target: Target | None = None) -> None:
-        """Start merges as long as `choose_merge_start` finds some.  O(runs).
+        """Start merges as long as `choose_merge_start` chooses runs.  O(runs).
 
-        ``needed``: about the versions that a merge of all would leave.  ``alone``: whether no other layer has older
-        versions. ``target``: where merged runs go, None for memory.
+        ``needed``: the approximate number of versions that a merge of all runs would leave.  ``alone``: whether no
+        other layer has older versions.  ``target``: the function that stores merged runs, None for memory.
         """
         if len(self.items) - self.planned < self.fan // 8 and self.fresh * 16 <= needed:
             return
@@ -154,10 +163,12 @@ class Spine:
         settled: bool,
         files: bool | None = None,
     ) -> None:
-        """Advance the merges by the versions that were paid for, ``EFFORT`` for each; None finishes the merges.
+        """Advance the merges by the number of versions that are paid for. O(versions paid for + `PIECE`).
 
-        ``files``: True for the merges that write files, where the disk may refuse; False for the others; None for all.
-        The other parameters are as in `RunMerge.advance`.  O(versions paid for + `PIECE`).
+        ``paid``: the number of new versions; each pays for ``EFFORT`` versions of each merge. If ``paid`` is None, the
+        merges are finished. ``files``: True to advance only merges to files, False to advance only merges in memory,
+        None to advance all merges. A full disk can stop merges to files. See `RunMerge.advance` for the other
+        parameters.
         """
         chosen = []
         for at, item in enumerate(self.items):
@@ -185,9 +196,9 @@ class Spine:
                 LOG.debug("merged runs into one of %d versions in %s", merge.output.size, where)
 
     def merge_unwritten_runs(self, slots: BatchSlots, index: Index, since: int, settled: bool) -> None:
-        """Merge the newest runs without files into one, so that a commit writes one file.  O(their versions).
+        """Merge the newest runs that have no files into one run, so that a commit writes one file. O(versions merged).
 
-        Merges at most `PIECE` versions.
+        At most `PIECE` versions are merged.
         """
         at, rows = len(self.items), 0
         while at and isinstance(run := self.items[at - 1], Run) and (rows := rows + run.size) <= PIECE:
@@ -205,12 +216,13 @@ class Spine:
     def list_merge_inputs(self) -> list[Run]:
         """Return all runs as the inputs of one merge.  O(runs).
 
-        Merges in progress end, and each output becomes a run too.
+        The output and the remaining inputs of each merge in progress become separate runs.
         """
         runs = list[Run]()
         for item in self.items:
             if isinstance(item, RunMerge):
-                # The output and the remaining inputs share no identity, so the output may have an empty time range.
+                # No identity is in both the output and the remaining inputs, so the output is allowed to have an empty
+                # time range.
                 lower, _, since = item.output.description
                 runs += [Run(BatchDescription(lower, lower, since), item.output.parts), *item.inputs]
             else:
@@ -226,11 +238,11 @@ class Spine:
             for part in item.parts:
                 batch, (lower, upper, _) = slots[part.slot], run.description
                 assert 0 <= part.begin < part.end <= len(batch)
-                # Every time is within the description.
+                # Every version's time is within the time range of its run.
                 assert int(batch.time.min()) >= lower and int(batch.time.max()) < upper, run.description
             for each in [run, *(item.inputs if isinstance(item, RunMerge) else [])]:
-                # The parts of a run ascend and share no identity.
+                # The parts of a run ascend, and no identity is in two parts.
                 ends = [(int(slots[p.slot].high[p.begin]), int(slots[p.slot].high[p.end - 1])) for p in each.parts]
                 assert all(a[1] < b[0] for a, b in pairwise(ends)), ends
-        # Neighbours meet, so each time is covered once.
+        # Each run begins where the previous run ends, so each time is covered once.
         assert all(older.is_followed_by(newer) for older, newer in pairwise(descriptions)), descriptions

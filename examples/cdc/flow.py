@@ -1,4 +1,4 @@
-r"""Join and aggregate two tables of Postgres, and keep the answer up to date in a third.
+r"""Join and aggregate two tables of Postgres, and keep the answer up to date in a third table.
 
 Copy this file, write your own tables and columns into it, and run:
 
@@ -7,9 +7,10 @@ Copy this file, write your own tables and columns into it, and run:
         --from 'shop=postgres://me@db/shop?slot=by_city#public.orders,public.customers' \
         --to by_city=postgres://me@db/shop
 
-The server needs ``wal_level=logical``, the plugin wal2json (``apt install postgresql-15-wal2json``, or for its
-version), and a role with ``replication`` and ``select``, its password in PGPASSWORD or ~/.pgpass. The first run makes
-the slot, copies both tables, and follows every change. You may stop and restart it in any way (Ctrl-C, kill -9).
+The server needs ``wal_level=logical``, the plugin wal2json (``apt install postgresql-15-wal2json``, with the number of
+your version), and a role with ``replication`` and ``select``. The password of the role is in PGPASSWORD or ~/.pgpass.
+The first run creates the replication slot, copies both tables, and then follows every change. You can stop the run in
+any way (Ctrl-C, kill -9), and start it again.
 """
 
 import pyarrow as pa

@@ -1,4 +1,4 @@
-"""Compare a view that `ddflow run` keeps with Postgres's own answer, while both are at work.
+"""Compare a view that `ddflow run` keeps with the answer of Postgres, while the tables change.
 
     python examples/cdc/live.py
 
@@ -7,8 +7,9 @@ follows the tables through a logical slot and writes the view to the same server
 (SIGKILL) and starts it again.
 
 Ten times a second the demo compares the view with the server's answer **as of the same transaction**. The shop stores
-that answer under its transaction's number, and the view contains the latest number in it. One SQL query reads both in
-one snapshot. The exit code is 0 if all were equal, 1 if not, 2 without Postgres.
+the answer of each transaction under the transaction's number, and the view contains the latest number. One SQL query
+reads both in one snapshot. The exit code is 0 if all comparisons found equal rows, 1 if one did not, and 2 if Postgres
+is missing.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ LOOK: Final = f"""
     select transaction, view.rows = answer, view.rows, answer, extract(epoch from clock_timestamp() - answers.at),
         (select max(transaction) from answers)
     from at left join answers using (transaction), view"""
-"""One statement sees one snapshot."""
+"""The query that reads the view and the answer. A statement sees a single snapshot of the database."""
 
 
 class View:
-    """The table that the run keeps, and how often it was correct."""
+    """The table that the run keeps up to date, and how often it was correct."""
 
     def __init__(self, url: str) -> None:
         self.connection = psycopg.connect(url, autocommit=True)
@@ -51,21 +52,24 @@ class View:
     def compare(self) -> str:
         """Compare the view once, and describe the result."""
         if self.connection.execute("select to_regclass('by_city')").fetchone() == (None,):
-            return "the view is not there yet"
+            return "the view does not exist yet"
         found = self.connection.execute(LOOK).fetchone()
         if found is None:
-            return "the view has nothing yet"
+            return "the view is empty"
         at, equal, rows, answer, age, newest = found
         self.compared, self.differed = self.compared + 1, self.differed + (not equal or at < self.at)
         self.seen.add(at)
         self.at, self.newest = at, newest
         if not equal:
-            return f"transaction {at:,} of {newest:,}: DIFFERS: the view has {rows}, and Postgres's answer is {answer}"
+            return f"transaction {at:,} of {newest:,}: DIFFERS: the view has {rows}, but Postgres answers {answer}"
         behind = "" if at == newest else f", {newest - at:,} behind"
         return f"transaction {at:,} of {newest:,}{behind}: {len(rows)} cities, equal ({1000 * float(age):,.0f} ms old)"
 
     def watch(self, over: Callable[[], bool], *alive: subprocess.Popen[Any], most: float = 60) -> None:
-        """Compare until ``over`` is true. Raises `TimeoutError`, or `ChildProcessError` if a process has ended."""
+        """Compare the view again and again, until ``over`` is true.
+
+        Raises `TimeoutError`, or `ChildProcessError` if a process has ended.
+        """
         ends = time.monotonic() + most
         while not over():
             line, now = self.compare(), time.monotonic() - self.began
@@ -80,7 +84,7 @@ class View:
 
 
 def started(url: str, place: Path) -> subprocess.Popen[bytes]:
-    """Start the run, as a user starts it on a shell."""
+    """Start the run with the command that a user would type."""
     source = f"shop={url}#public.orders,public.customers"
     options = ["--from", source, "--to", f"by_city={url}", "--follow", "--interval", "200ms"]
     command = [str(DDFLOW), "run", str(HERE / "flow.py"), "--state", str(place / "state"), *options]
@@ -89,7 +93,7 @@ def started(url: str, place: Path) -> subprocess.Popen[bytes]:
 
 
 def watch(url: str, place: Path, seconds: float) -> int:
-    """Let all run, compare, kill the run, continue, report the result, and return the exit code.
+    """Start everything, compare, kill and restart the run, report the result, and return the exit code.
 
     ``seconds``: the minimum time after the view appears; the kill happens halfway.
     """
@@ -101,11 +105,11 @@ def watch(url: str, place: Path, seconds: float) -> int:
         view.watch(lambda: time.monotonic() > there + seconds / 2 and len(view.seen) > 1, run, writer)
         run.kill()
         run.wait()
-        print(f"{time.monotonic() - view.began:5.1f} s  kill -9 of the run, which is started again", flush=True)
+        print(f"{time.monotonic() - view.began:5.1f} s  killed the run (kill -9), and started it again", flush=True)
         run, killed_at = started(url, place), view.at
         view.watch(lambda: time.monotonic() > there + seconds and view.at > killed_at, run, writer)
         writer.terminate()
-        print(f"the shop has done: {writer.communicate()[0].strip()}")
+        print(f"the shop made these changes: {writer.communicate()[0].strip()}")
         view.compare()
         view.watch(lambda: view.at == view.newest, run)
         run.terminate()
@@ -124,7 +128,7 @@ def verdict(view: View) -> int:
     """Print the final result, and return the exit code."""
     now = f"select {shop.ROWS.format('select * from by_city')} = {shop.ROWS.format(shop.QUERY)}"
     same = view.connection.execute(now).fetchone() == (True,)
-    print(f"at the end the view is {'' if same else 'NOT '}what Postgres answers now")
+    print(f"at the end the view is {'' if same else 'NOT '}equal to the answer of Postgres")
     what = f"{view.compared:,} comparisons at {len(view.seen):,} transactions"
     print(f"{what}: {f'{view.differed:,} differ' if view.differed else 'all equal'}")
     return 0 if same and not view.differed else 1
@@ -133,7 +137,7 @@ def verdict(view: View) -> int:
 def main() -> int:
     """Run the demo."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--seconds", type=float, default=15.0, help="how long the shop works, at least (15)")
+    parser.add_argument("--seconds", type=float, default=15.0, help="least seconds of changes (15)")
     seconds = parser.parse_args().seconds
     if lacks := missing():
         print(f"{lacks}: {INSTALL}", file=sys.stderr)

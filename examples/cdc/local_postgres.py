@@ -1,10 +1,10 @@
-"""Start a temporary Postgres with logical decoding: a fresh cluster in a temporary folder.
+"""Start a temporary Postgres with logical decoding, as a new cluster in a temporary folder.
 
-It uses Debian's programs, or the programs on PATH. Postgres does not run as root, so for root the user ``postgres``
-runs it.
+The cluster uses Debian's programs, or the programs on PATH. Postgres refuses to run as root, so if you are root, the
+user ``postgres`` runs it.
 
-Guarantees: it listens on a socket in a folder that only its user can enter. With ``tcp`` it also listens on a port of
-127.0.0.1 and asks for its password. `close` removes everything, also after an immediate stop.
+Guarantees: Postgres listens on a socket in a folder that only the user of Postgres can enter. With ``tcp`` it also
+listens on a port of 127.0.0.1 and asks for the password. `close` removes all files, even after an immediate stop.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
-INSTALL: Final = "apt install postgresql postgresql-15-wal2json, or of your version"
+INSTALL: Final = "apt install postgresql postgresql-15-wal2json, with the number of your version"
 
 
 def programs() -> Path | None:
-    """Return the folder of Postgres's programs; None if this machine has none."""
+    """Return the folder of the programs of Postgres, or None if this machine does not have them."""
     found = [*sorted(map(str, Path("/usr").glob("lib/postgresql/*/bin/pg_ctl")), reverse=True), shutil.which("pg_ctl")]
     return next((Path(each).resolve().parent for each in found if each), None)
 
 
 def missing(plugin: str = "wal2json") -> str | None:
-    """Describe what this machine lacks for Postgres with a plugin; None if it lacks nothing."""
+    """Describe what this machine lacks to run Postgres with a plugin. Return None if nothing is missing."""
     where = programs()
     if where is None:
         return "there is no Postgres"
@@ -46,7 +46,7 @@ def free_port() -> int:
 
 
 class LocalPostgres:
-    """A cluster to start and stop at will. ``tcp``: whether it has a port as well."""
+    """A temporary cluster of Postgres. With ``tcp`` it also listens on a port."""
 
     def __init__(self, *options: str, tcp: bool = False) -> None:
         where = programs()
@@ -68,7 +68,7 @@ class LocalPostgres:
             try:
                 self.start()
                 return
-            except AssertionError:  # another program may have taken the port meanwhile
+            except AssertionError:  # another program may have taken the port in the meantime
                 if not tcp or "Address already in use" not in (self.place / "log").read_text():
                     raise
                 (self.place / "log").unlink()
@@ -80,7 +80,7 @@ class LocalPostgres:
         assert done.returncode == 0, done.stderr.decode()
 
     def start(self) -> None:
-        """Start the cluster, so that it listens."""
+        """Start the cluster, and wait until it listens."""
         where = "-c listen_addresses=''" if self.port is None else f"-c listen_addresses=127.0.0.1 -p {self.port}"
         options = " ".join([f"-k {self.place} -c wal_level=logical", where, *self.options])
         data = str(self.place / "data")
@@ -92,7 +92,7 @@ class LocalPostgres:
 
     @property
     def url(self) -> str:
-        """The address; with a port, `password` goes into PGPASSWORD."""
+        """The address of the cluster. With a port, clients need `password` in PGPASSWORD."""
         if self.port is not None:
             return f"postgres://postgres@127.0.0.1:{self.port}/postgres"
         return f"postgresql://postgres@/postgres?host={self.place}"

@@ -1,10 +1,11 @@
-"""Change tables of Postgres in transactions of every kind, and store the server's own answer with each.
+"""Change tables of Postgres in many transactions, and store the server's answer to `QUERY` with each transaction.
 
     python examples/cdc/shop.py ADDRESS
 
-Guarantees: a transaction first increments the amount of order 0, so it waits for the transaction before it. At its end
-it stores the answer of `QUERY` in the table ``answers`` under its number. Both are committed with its changes. A view
-whose order 0 has the amount n must therefore equal answer n. The shop need not stop for a comparison.
+Guarantees: a transaction first increments the amount of order 0, so it waits until the previous transaction has ended.
+At its end, the transaction stores the answer of `QUERY` under the transaction's number in the table ``answers``. The
+new amount and the answer are committed together with all other changes of the transaction. A view whose order 0 has the
+amount n must therefore equal answer n. So the shop need not stop while the demo compares.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import psycopg
 
 CITIES: Final = ("Basel", "Bern", "Chur", "Genf", "Lugano", "Zug", "Zürich", None)
 MARK: Final = "(transactions)"
-"""The city of customer 0, whose only order is order 0."""
+"""The city of customer 0. Order 0 is the only order of this customer."""
 TABLES: Final = f"""
 create table customers (id bigint primary key, city text);
 create table orders (id bigint primary key, customer bigint, amount numeric(9, 2), note text);
@@ -40,7 +41,7 @@ ANSWER: Final = f"""
 
 
 class Shop:
-    """A connection that makes changes drawn from a ``seed``."""
+    """A connection that makes random changes, which depend only on ``seed``."""
 
     def __init__(self, connection: psycopg.Connection[Any], seed: int) -> None:
         self.connection, self.draw = connection, random.Random(seed)
@@ -48,7 +49,7 @@ class Shop:
         self.done: dict[str, int] = {}
 
     def transaction(self) -> None:
-        """Make one or several changes; a tenth of the transactions roll back."""
+        """Make one or several changes in a transaction. A tenth of the transactions roll back."""
         draw, run = self.draw, self.connection.execute
         with self.connection.transaction(force_rollback=draw.random() < 0.1) as work:
             run("update orders set amount = amount + 1 where id = 0")
@@ -81,12 +82,12 @@ class Shop:
         self.connection.execute(query, [what[1], self.some("orders")])
 
     def cancelled(self) -> None:
-        """Delete an order, or rarely a customer, whose orders stay without one."""
+        """Delete an order. In rare cases, delete a customer. The customer's orders then have no customer."""
         table = "customers" if self.draw.random() < 0.1 else "orders"
         self.connection.execute(f"delete from {table} where id = %s", [self.some(table)])
 
     def moved(self) -> None:
-        """Move a customer, so that all its orders count for another city."""
+        """Move a customer to another city, so that all orders of the customer count for the new city."""
         values = [self.draw.choice(CITIES), self.some("customers")]
         self.connection.execute("update customers set city = %s where id = %s", values)
 

@@ -5,9 +5,9 @@
 
 A file has one message per line. The password comes from PGPASSWORD.
 
-Guarantees: a file is written under a temporary name, synced, and renamed, so readers of ``*.jsonl`` see whole batches.
-The engine commits its position (``landing/.offsets``) afterwards. After a crash some messages may occur twice, but none
-is lost.
+Guarantees: a file is written under a temporary name, synced, and renamed, so readers of ``*.jsonl`` see only complete
+batches. After the rename, the engine commits its position (``landing/.offsets``). After a crash some messages may occur
+twice, but no message is lost.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from pydbzengine import DebeziumJsonEngine
 
 
 class Landing:
-    """Files in ``folder`` with ascending names, also over restarts."""
+    """A folder of files whose names ascend. The names continue to ascend after a restart."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def handleJsonBatch(self, records: Any) -> None:
-        """Write the messages that the engine read."""
+        """Write the messages that the engine has read to a file."""
         lines: dict[str, list[str]] = {}
         for record in records:
-            if record.value() is not None:  # None is a tombstone for compacted topics
+            if record.value() is not None:  # the value None is a tombstone for compacted topics
                 lines.setdefault(str(record.destination()), []).append(str(record.value()))
         for topic, values in lines.items():
             self.land(self.folder / topic, "\n".join(values) + "\n")
 
     def land(self, folder: Path, text: str) -> None:
-        """Write one file, which appears when it is complete."""
+        """Write one file. The file gets its name when it is complete."""
         folder.mkdir(exist_ok=True)
         name = f"{time.time_ns()}.jsonl"
         with (folder / f".{name}").open("w", encoding="utf-8") as file:

@@ -1,4 +1,4 @@
-r"""Keep Debezium messages in files as tables of Delta Lake: one mirrored, one joined and aggregated.
+r"""Turn files of Debezium messages into two tables of Delta Lake: a mirrored table, and a join with aggregates.
 
 Copy this file, write your own tables and columns into it, and run:
 
@@ -8,8 +8,8 @@ Copy this file, write your own tables and columns into it, and run:
         --from 'customers=files:landing/shop.public.customers/*.jsonl' \
         --to orders=delta:lake/orders --to by_city=delta:lake/by_city
 
-Any program may write the files, such as `capture.py` or Debezium Server; a topic is ``--from
-orders=kafka://broker:9092/shop.public.orders``. Messages have log positions, so duplicates change nothing.
+Any program may write the files, such as `capture.py` or Debezium Server. To read a topic instead, pass
+``--from orders=kafka://broker:9092/shop.public.orders``. Messages have log positions, so duplicates change nothing.
 """
 
 import pyarrow as pa

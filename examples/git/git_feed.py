@@ -1,8 +1,10 @@
-"""Feed a git history into a flow, path -> (mode, blob), with git's raw log and ``git ls-tree`` as the witness.
+"""Feed a git history into a flow as path -> (mode, blob).
 
-The witness uses only the *old* sides of raw lines and the tree, never an earlier event, so it cannot repeat an error of
-the engine. Each raw line accounts for at most one retraction and one assertion. File contents are not read; a rename is
-a removed and an added path.
+Git's raw log and ``git ls-tree`` are the witness for the checks.
+
+The witness takes a retraction from the *old* side of git's raw line, and not from an earlier event. So the witness
+cannot repeat an error of the engine. Each raw line must cause at most one retraction and at most one assertion. File
+contents are not read; a rename is a removed path and an added path.
 
 >>> from git_log import RAW
 >>> raw = pa.table({"path": ["a.py"], "extension": [".py"], "commit": [2], "old_mode": ["100644"], "old_blob": ["1f"],
@@ -29,7 +31,10 @@ from tally import Checks, compare, equal
 import ddflow as dd
 
 EVENTS: Final = pa.schema([*git.TREE, ("gone", pa.bool_()), ("commit", pa.int64())])
-"""The schema of the input: a path's new side, a mark for removed paths, and the commit's ordinal as the time."""
+"""The columns of the input: the path, its new mode and blob, a mark for removed paths, and the time.
+
+The time is the ordinal of the commit.
+"""
 EXECUTABLE: Final = "100755"
 
 
@@ -39,20 +44,21 @@ class Slice(NamedTuple):
     events: pa.RecordBatch
     """The upserts, in the columns of `EVENTS`."""
     closes: int
-    """The frontier after them: later slices have times from here on."""
+    """The frontier after these events. All times in later slices are at or after the frontier."""
     said: Mapping[str, pa.Table]
     """The updates of these commits according to git, by kind."""
 
 
 class GitFeed:
-    """The history of one repository up to its head: a plan, its events, and git as the witness.
+    """The history of one repository up to its head. The history has a plan, events, and git as the witness.
 
-    Every retraction without a raw line, every line without its retraction, and every line with two equal sides (a
-    no-op) is noticed. ``slices`` is read once; ``conclude``, ``commit_table`` and ``notes`` come after it.
+    The checks find every retraction without a raw line, and every raw line that should have a retraction but has none.
+    The checks also count the raw lines whose two sides are equal, because these lines change nothing. Read ``slices``
+    once, before you call ``conclude``, ``commit_table`` and ``notes``.
     """
 
     def __init__(self, repo: str | Path | None = None) -> None:
-        """Open the repository; raises the errors of `git.find`."""
+        """Open the repository. Raises the errors of `git.find`."""
         self.repository = git.find(repo)
         self.commits: list[git.Commit] = []
         self.lines = self.changes = 0
@@ -60,7 +66,11 @@ class GitFeed:
         self.title = f"git history of {self.repository.where.resolve()} up to {self.repository.head[:12]}"
 
     def plan(self) -> dd.Flow:
-        """Build the plan: upserts by path with the commit's ordinal as time, files by extension, executable files."""
+        """Build the plan.
+
+        The plan upserts by path with the commit's ordinal as the time, counts files by extension, and selects
+        executable files.
+        """
         flow = dd.Flow()
         files = flow.upserts("files", EVENTS, dd.Upsert(key="path", time="commit", delete=dd.tombstone("gone")))
         flow.output("files", files)
@@ -95,7 +105,7 @@ class GitFeed:
         checks.add("by extension: counts recounted from the raw log", compare(said["counts"], out["by_extension"]))
 
     def conclude(self, final: Mapping[str, pa.Table], verdicts: Mapping[str, int], checks: Checks) -> None:
-        """Check the final collections against ``git ls-tree -r``, and that every raw line has a verdict."""
+        """Compare the final collections with ``git ls-tree -r``, and check that every raw line has a verdict."""
         tree = git.tree(self.repository)
         checks.add("final files: git ls-tree -r", compare(_once(tree), final["files"]))
         checks.add(
@@ -109,17 +119,17 @@ class GitFeed:
             checks.add("verdicts: one for each raw line", equal(what, accounts.get(verdict, 0), verdicts[verdict]))
 
     def commit_table(self) -> pa.Table:
-        """Return the commits: the ordinal (``_time``), the hash and the time of each."""
+        """Return the commits as a table, with the ordinal (``_time``), the hash and the time of each commit."""
         return pa.Table.from_pylist([dict(zip(COMMITS.names, c, strict=True)) for c in self.commits], COMMITS)
 
     def notes(self) -> list[str]:
-        """Return a note if the clone is shallow, because its history begins at its boundary."""
+        """Return a note if the clone is shallow, because the history then begins at the boundary of the clone."""
         if not self.repository.shallow:
             return []
-        return ["the clone is shallow: the files of its first commit are all assertions, their history is not here"]
+        return ["the clone is shallow: all files of its first commit are assertions, because older history is missing"]
 
     def _recount(self, raw: pa.Table) -> pa.Table:
-        """Compute the updates of the counts by extension from the sides of the raw lines; keep the running counts."""
+        """Compute from the raw lines how the counts by extension change, and keep the running counts."""
         came = pc.subtract(pc.is_valid(raw["mode"]).cast(pa.int64()), pc.is_valid(raw["old_mode"]).cast(pa.int64()))
         nets = raw.append_column("net", came).group_by(["commit", "extension"]).aggregate([("net", "sum")])
         rows: list[tuple[str, int, int, int]] = []
@@ -133,19 +143,19 @@ class GitFeed:
 
 
 def retractions(raw: pa.Table) -> pa.Table:
-    """Return the retractions in raw lines: the old side, if it exists and differs from the new side."""
+    """Return the retractions in raw lines: the old side of each line, if it exists and differs from the new side."""
     keep = pc.and_(pc.is_valid(raw["old_mode"]), pc.invert(_same(raw)))
     return _updates(raw.filter(keep), "old_mode", "old_blob", -1)
 
 
 def assertions(raw: pa.Table) -> pa.Table:
-    """Return the assertions in raw lines: the new side, if it exists and differs from the old side."""
+    """Return the assertions in raw lines: the new side of each line, if it exists and differs from the old side."""
     keep = pc.and_(pc.is_valid(raw["mode"]), pc.invert(_same(raw)))
     return _updates(raw.filter(keep), "mode", "blob", 1)
 
 
 def _same(raw: pa.Table) -> pa.ChunkedArray:
-    """Mark the lines that change nothing: both sides exist and are equal, or both are missing."""
+    """Mark the lines that change nothing. In such a line both sides are missing, or they exist and are equal."""
     equal_sides = pc.and_kleene(pc.equal(raw["mode"], raw["old_mode"]), pc.equal(raw["blob"], raw["old_blob"]))
     neither = pc.and_(pc.is_null(raw["mode"]), pc.is_null(raw["old_mode"]))
     return pc.or_(pc.fill_null(equal_sides, False), neither)

@@ -1,11 +1,11 @@
-r"""Read a git history as upserts: each commit sets paths to a (mode, blob) or removes them.
+r"""Read a git history as upserts. Each commit removes paths or sets paths to a (mode, blob).
 
 Commits are read along the first parents, so a merge is compared with its first parent only. Paths are bytes, not text
 (see `path_text`). A shallow clone begins at its boundary, and git shows its whole tree as added.
 
-Guarantees: a path has at most one event per commit, and times are 1, 2, 3, ... Every event has both sides of git's raw
-log line; the old side is the witness of the retraction. Nothing is checked out or written, and file contents are not
-read.
+Guarantees: a path has at most one event per commit, and times are 1, 2, 3, ... Every event comes with both sides of
+git's raw log line, so `git_feed` can check the retraction against the old side. Nothing is checked out or written, and
+file contents are not read.
 
 >>> path_text(b"src/main.py"), path_text(b"caf\xe9\\menu.txt")
 ('src/main.py', 'caf\\xe9\\\\menu.txt')
@@ -27,13 +27,15 @@ from git_command import said, spoken
 from ddflow.errors import UnreadableInput
 
 SLICE: Final = 65_536
-"""Number of events after which a slice ends, at the next commit."""
+"""After this number of events, a slice ends with the current commit."""
 
 LOG: Final = (
     *("log", "-z", "--format=%H%x20%ct", "--first-parent", "-m", "--reverse", "--raw", "--no-renames", "--no-abbrev"),
     *("--no-color", "--no-relative", "--no-show-signature", "--ignore-submodules=none"),
 )
-"""Options for first parents only, and the root. With ``-m``, a git before 2.31 compares merges with the first parent.
+"""Options that follow only first parents, and include the root commit.
+
+``-m`` makes versions of git before 2.31 compare merges with the first parent.
 """
 
 RAW: Final = pa.schema(
@@ -47,7 +49,7 @@ TREE: Final = pa.schema([RAW.field(name) for name in ("path", "extension", "mode
 COMMITS: Final = pa.schema([("commit", pa.int64()), ("hash", pa.string()), ("committed_at", pa.timestamp("s", "UTC"))])
 
 
-NAME: Final = "name a git checkout by --repo"
+NAME: Final = "pass a git checkout with --repo"
 
 
 class Repository(NamedTuple):
@@ -56,9 +58,9 @@ class Repository(NamedTuple):
     where: Path
     """A directory in the repository."""
     head: str
-    """The commit of HEAD when the repository was opened; all reads end at it."""
+    """The commit of HEAD when the repository was opened. No later commit is read."""
     shallow: bool
-    """Whether the history begins at a boundary instead of a root."""
+    """True if the history begins at the boundary of a shallow clone, and not at a root commit."""
 
 
 class Commit(NamedTuple):
@@ -80,14 +82,17 @@ class Change(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Some complete commits, and their raw log lines in `RAW`'s columns."""
+    """Some complete commits, and their raw log lines in the columns of `RAW`."""
 
     commits: list[Commit]
     raw: pa.RecordBatch
 
 
 def path_text(path: bytes) -> str:
-    r"""Convert a path to text reversibly: UTF-8 stays, other bytes become ``\xNN``, and a backslash is doubled."""
+    r"""Convert a path to text reversibly.
+
+    UTF-8 is unchanged, other bytes become ``\xNN``, and a backslash is doubled.
+    """
     return path.replace(b"\\", b"\\\\").decode("utf-8", "backslashreplace")
 
 
@@ -113,8 +118,8 @@ def extension(path: str) -> str:
 def find(repo: str | Path | None = None) -> Repository:
     """Open the repository around a folder, by default around the working directory.
 
-    Raises `UnreadableInput` if this is not a folder, not in a repository, refused by git, or without a commit;
-    `MissingExtra` without git.
+    Raises `UnreadableInput` if the path is not a folder or not in a repository, if git refuses it, or if it has no
+    commit. Raises `MissingExtra` if git is missing.
     """
     where = Path.cwd() if repo is None else _folder(str(repo))
     place = said(where, "rev-parse", "--git-dir", remedy=NAME)
@@ -122,31 +127,39 @@ def find(repo: str | Path | None = None) -> Repository:
         head = said(where, "rev-parse", "--verify", "--quiet", "HEAD^{commit}")
     except UnreadableInput:
         found = f"it has no commit that HEAD names ({place.decode(errors='replace').strip()})"
-        raise UnreadableInput(f"git history of {where}", found, "commit something, or name another by --repo") from None
+        raise UnreadableInput(
+            f"git history of {where}", found, "commit something, or pass another with --repo"
+        ) from None
     shallow = said(where, "rev-parse", "--is-shallow-repository").strip() == b"true"
     return Repository(where, head.decode().strip(), shallow)
 
 
 def _folder(name: str) -> Path:
-    """Return the folder with this name. Raises `UnreadableInput`, without a URL in it, which may hold a password."""
+    """Return the folder with this name.
+
+    Raises `UnreadableInput`, without a URL in the message, because a URL may contain a password.
+    """
     if os.path.isdir(name):
         return Path(name)
     if not name:
         raise UnreadableInput(
-            "git history of ''", "that is no name", f"{NAME}, or leave it out for the one around the working directory"
+            "git history of ''", "the name is empty", f"{NAME}, or omit it for the one around the working directory"
         )
     if not os.path.exists(name) and re.match(r"[A-Za-z][A-Za-z0-9+.-]*:|[^/]+@[^/]+:", name):
         raise UnreadableInput(
-            "git history of a URL", "only what is on this machine is read", "git clone it, and name the clone by --repo"
+            "git history of a URL", "only local checkouts can be read", "git clone it, and pass the clone with --repo"
         )
-    found = "it is no directory" if os.path.exists(name) else "there is no such directory"
+    found = "it is not a directory" if os.path.exists(name) else "there is no such directory"
     raise UnreadableInput(f"git history of {name if len(name) <= 200 else name[:197] + '...'}", found, NAME)
 
 
 def history(repository: Repository, rows: int = SLICE) -> Iterator[Piece]:
-    """Yield the history in pieces of complete commits, with ``rows`` events each, or more to complete the last commit.
+    """Yield the history in pieces of complete commits.
 
-    It streams: O(largest piece) memory besides git's own. Raises `UnreadableInput` if git fails or prints no log.
+    Each piece has ``rows`` events, or more to complete its last commit.
+
+    The log is streamed, so this needs only O(largest piece) memory, besides the memory of git. Raises `UnreadableInput`
+    if git fails or prints no log.
     """
     commits: list[Commit] = []
     columns: list[list[object]] = [[] for _ in RAW]
@@ -165,7 +178,7 @@ def history(repository: Repository, rows: int = SLICE) -> Iterator[Piece]:
 
 
 def tree(repository: Repository) -> pa.Table:
-    """Read the head commit by ``git ls-tree -r``: path, extension, mode, blob. O(files)."""
+    """Read the files of the head commit with ``git ls-tree -r``: path, extension, mode and blob. O(files)."""
     columns: list[list[str]] = [[] for _ in TREE]
     with spoken(repository.where, "ls-tree", "-r", "-z", "--full-tree", repository.head) as out:
         for line in tokens(out):
@@ -181,7 +194,7 @@ def tree(repository: Repository) -> pa.Table:
 
 
 def tokens(stream: IO[bytes], size: int = 1 << 20) -> Iterator[bytes]:
-    r"""Split a stream at its NUL bytes; a last piece without a NUL counts as well, unless it is empty.
+    r"""Split a stream at its NUL bytes. A last piece that does not end in a NUL counts too, unless it is empty.
 
     >>> import io
     >>> list(tokens(io.BytesIO(b"ab\0\0cd"), size=1))
@@ -196,11 +209,11 @@ def tokens(stream: IO[bytes], size: int = 1 << 20) -> Iterator[bytes]:
 
 
 def parse_log(words: Iterable[bytes]) -> Iterator[tuple[Commit, list[Change]]]:
-    r"""Parse the output of ``git log -z --raw --format=%H%x20%ct`` into commits, each with its changes.
+    r"""Parse the output of ``git log -z --raw --format=%H%x20%ct``. Return the commits, each with its changes.
 
-    A commit is ``HASH SECONDS``. Each line after it is ``:OLDMODE NEWMODE OLDBLOB NEWBLOB STATUS``, followed by its
-    path. The first line of a commit begins with a newline, the others do not. A path may have any form, so it is not
-    parsed. Raises `UnreadableInput` for any other output.
+    A commit is ``HASH SECONDS``. Each further line is ``:OLDMODE NEWMODE OLDBLOB NEWBLOB STATUS``, followed by a path.
+    Only the first line of a commit begins with a newline. A path may contain any text, so it is not parsed. Raises
+    `UnreadableInput` if the output does not have this form.
 
     >>> log = [b"c0ffee 7", b"\n:000000 100644 00 1f A", b"a.txt", b":100644 000000 2e 00 D", b":b", b"beef 9"]
     >>> for commit, changes in parse_log(log): print(*commit, *map(tuple, changes))

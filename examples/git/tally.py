@@ -1,6 +1,6 @@
-"""Count checks one by one: compare two multisets of rows, with one check for each row.
+"""Compare two multisets of rows, and count one check for each row.
 
-`compare` makes a `Tally`; `Checks` collects them. Missing, extra and repeated rows each fail exactly one check.
+`compare` makes a `Tally`; `Checks` collects them. Each missing, extra or repeated row fails exactly one check.
 
 >>> expected = pa.table({"path": ["a", "b"], "_diff": [1, 1]})
 >>> actual = pa.table({"_diff": [1, 1, 1], "path": ["b", "c", "b"]})
@@ -23,15 +23,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 EXAMPLES: Final = 5
-"""Number of failed rows that a tally keeps to show."""
+"""Number of failed rows that a tally keeps as examples."""
 
 
 @dataclass
 class Tally:
-    """The checks of one kind: how many were asked, how many held, and the first failures.
+    """The checks of one kind: the number of all checks, the number of checks that held, and the first failures.
 
-    For each distinct row, ``asked`` adds the larger and ``held`` the smaller of its counts in the expected and the
-    actual table. So ``held == asked`` exactly if both tables are equal up to the order of their rows.
+    A row may occur more than once in the expected and in the actual table. For each distinct row, the larger of its two
+    counts is added to ``asked``, and the smaller one to ``held``. So ``held == asked`` exactly if both tables have the
+    same rows.
     """
 
     held: int = 0
@@ -39,7 +40,7 @@ class Tally:
     failures: list[str] = field(default_factory=list)
 
     def add(self, other: Tally) -> None:
-        """Add the other's checks; keep the first `EXAMPLES` failures."""
+        """Add the checks of ``other``, and keep the first `EXAMPLES` failures."""
         self.held += other.held
         self.asked += other.asked
         self.failures += other.failures[: EXAMPLES - len(self.failures)]
@@ -49,7 +50,10 @@ class Checks(dict[str, Tally]):
     """The tallies of a run by name, in the order of their first use."""
 
     def add(self, what: str, tally: Tally) -> None:
-        """Add to the tally called ``what``; a tally without checks is kept too, so that its 0 is visible."""
+        """Add a tally to the tally with the name ``what``.
+
+        A tally without checks is kept too, so the report shows its 0.
+        """
         self.setdefault(what, Tally()).add(tally)
 
     @property
@@ -59,7 +63,7 @@ class Checks(dict[str, Tally]):
 
     @property
     def good(self) -> bool:
-        """Whether all checks held."""
+        """True if all checks held."""
         return self.total.held == self.total.asked
 
     @property
@@ -81,8 +85,9 @@ class Checks(dict[str, Tally]):
 def compare(expected: pa.Table, actual: pa.Table) -> Tally:
     """Compare two tables as multisets of rows.
 
-    Columns are matched by name and cast to the expected types; other columns of ``actual`` are ignored. Unlike a loop
-    over the expected rows, this finds extra rows. O(n) time and memory in the rows of both.
+    Columns are matched by name and cast to the expected types; other columns of ``actual`` are ignored. A loop over
+    only the expected rows would not find extra rows; this comparison finds them. O(n) time and memory, for n rows in
+    both tables together.
     """
     columns = expected.column_names
     sides = [_marked(expected, 1, 0), _marked(actual.select(columns).cast(expected.schema), 0, 1)]
@@ -95,14 +100,14 @@ def compare(expected: pa.Table, actual: pa.Table) -> Tally:
 
 
 def equal(what: str, expected: object, found: object) -> Tally:
-    """Check that two values are equal, as one check."""
+    """Compare two values, which counts as one check."""
     if expected == found:
         return Tally(1, 1)
     return Tally(0, 1, [f"expected {what} {expected}, found {found}"])
 
 
 def _marked(table: pa.Table, expected: int, found: int) -> pa.Table:
-    """Add two int64 columns that mark the rows as expected or found."""
+    """Add two int64 columns that mark whether a row is expected or found."""
     ones = {"_expected": expected, "_found": found}
     for name, one in ones.items():
         table = table.append_column(name, pa.repeat(pa.scalar(one, pa.int64()), table.num_rows))

@@ -3,9 +3,9 @@
     pip install 'ddflow[shell,kafka,duckdb]'
     python examples/kafka/broker.py
 
-It prints its address, and the commands to run in other shells. Then it sends the changes that you type, until Ctrl-C.
-All its data is in memory and ends with the process. Any Kafka client on this machine can connect to it;
-docs/connectors/kafka.md lists its limits.
+The program prints the broker's address, and the commands to run in other shells. Then the program sends the changes
+that you type, until Ctrl-C. All data of the broker is in memory, and is lost when the process ends. Any Kafka client on
+this machine can connect to the broker. docs/connectors/kafka.md lists the limits of the broker.
 """
 
 from __future__ import annotations
@@ -29,24 +29,27 @@ In a second shell:
 
     ddflow run {flow} --state state --from orders=kafka://{servers}/{topic} --follow
 
-and in a third one:
+In a third shell:
 
     ddflow watch state by_city
 
-Then type here: "7 Sion" moves the order 7 to Sion, and "7" deletes it. Ctrl-C ends the broker and its topics.
-The next one begins with new topics, so give it a new state, too.
+Then type here: "7 Sion" moves order 7 to Sion, and "7" deletes it. Ctrl-C ends the broker and its topics.
+The next broker begins with new topics, so also use a new state then.
 """
 
 
 def mock_cluster() -> tuple[Any, str]:
-    """Start a cluster in this process; return the producer that keeps it alive, and its ``bootstrap.servers``."""
+    """Start a cluster in this process.
+
+    Return its ``bootstrap.servers``, and the producer that keeps the cluster alive.
+    """
     producer = Producer({"test.mock.num.brokers": 1, "bootstrap.servers": "mock", "log_level": 0})
     brokers = producer.list_topics(timeout=10).brokers.values()
     return producer, ",".join(f"{each.host}:{each.port}" for each in brokers)
 
 
 class Orders:
-    """A table of orders that sends its changes to the topic as Debezium writes them."""
+    """A table of orders that sends its changes to the topic in Debezium's format."""
 
     def __init__(self, producer: Any) -> None:
         self.producer, self.cities, self.sent = producer, dict[int, str](), 0
@@ -67,7 +70,7 @@ class Orders:
         return value
 
     def fill(self) -> None:
-        """Send forty orders; some of them move, and some are deleted."""
+        """Send forty orders. Then change the city of some orders, and delete some others."""
         for order in range(1, 41):
             self.change(order, CITIES[order % len(CITIES)])
         for order in range(3, 41, 6):
@@ -76,10 +79,10 @@ class Orders:
             self.change(order, None)
 
     def typed(self, line: str) -> str:
-        """Carry out a typed line; return the answer."""
+        """Apply a line that the user typed, and return the text to print."""
         order, _, city = line.strip().partition(" ")
         if not order.isdecimal():
-            return 'type the number of an order and a city, as "7 Sion", or the number alone to delete it'
+            return 'type the number of an order and a city, like "7 Sion", or only the number to delete the order'
         if not city and int(order) not in self.cities:
             return f"there is no order {order}"
         return f"sent: {self.change(int(order), city.strip() or None)}"

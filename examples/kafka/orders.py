@@ -1,9 +1,9 @@
-r"""Count the orders of each city, from a topic with Debezium messages.
+r"""Count the orders of each city. The orders come from a topic with Debezium messages.
 
     pip install 'ddflow[shell,kafka,duckdb]'
     ddflow run orders.py --state state --from orders=kafka://broker:9092/shop.public.orders --follow
 
-`broker.py` in this folder can take the place of the broker.
+To try it without Kafka, start the mock broker in this folder: `broker.py`.
 """
 
 import ddflow as dd

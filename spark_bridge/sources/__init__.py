@@ -1,1 +1,1 @@
-"""Spark data sources for states, as a batch or a stream, and for Kafka topics."""
+"""Spark data sources that read states and Kafka topics, as a batch or as a stream."""

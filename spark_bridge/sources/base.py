@@ -1,7 +1,8 @@
 """Check the options of data sources, and limit the batches of their streams.
 
-`StreamReader` works with PySpark 4.1 and later. From 4.2 on, Spark passes the start and the limit of each batch, and
-supports the trigger that takes only the available data. Version 4.1 takes everything at once, so a limit is an error.
+`StreamReader` works with PySpark 4.1 and later. From version 4.2 on, Spark passes the start and the limit of each
+batch, and supports the trigger ``availableNow``. PySpark 4.1 reads all available data in one batch, so a limit is an
+error in PySpark 4.1.
 
 >>> check_options({"path": "a", "outptu": "b"}, ("path", "output"), (), "read a state", "")
 Traceback (most recent call last):
@@ -23,31 +24,36 @@ from ddflow.plan.plan import Plan
 from ddflow.storage.manifest import Manifest
 
 LIMITS: Final = "pyspark.sql.streaming.datasource"
-"""Module of limits, new in PySpark 4.2."""
+"""The module with Spark's classes for limits, which is new in PySpark 4.2."""
 
 
 def check_options(
     given: Iterable[str], known: Sequence[str], others: Iterable[str], asked: str, kind: str, remedy: str = ""
 ) -> None:
-    """Raise `SpecError` for an unknown option and for any of ``others``. The case of names does not matter.
+    """Raise `SpecError` for an unknown option, and for an option in ``others``, the other kind of query.
 
-    ``others``: options of the other kind of query. ``asked``, ``kind``: describe the read in general, and this kind.
+    The names of options may be in upper or lower case.
+
+    ``others``: the options of the other kind of query, a batch or a stream. ``asked``: text for a read of any kind.
+    ``kind``: text for a read of this kind. ``remedy``: the end of the remedy.
     """
     names = {name.lower(): name for name in known}
     for each in given:
         if each.lower() not in names:
             raise SpecError(
-                f"{asked} with the option {each!r}", "there is no such option", did_you_mean(each, list(known))
+                f"{asked} with the option {each!r}",
+                "there is no such option",
+                did_you_mean(each, list(known), "options"),
             )
         if (name := names[each.lower()]) in others:
-            found = "it is of the other kind of query"
-            raise SpecError(f"{kind} with the option {name!r}", found, f"leave it out{remedy}")
+            found = "this kind of query does not have the option"
+            raise SpecError(f"{kind} with the option {name!r}", found, f"omit it{remedy}")
 
 
 def list_readable_partitions(plan: Plan, name: str, manifest: Manifest) -> list[tuple[int, int] | None]:
-    """List the splits of an output or an input for tasks: a stage and a partition each, or None for all rows.
+    """List the splits of an output or an input, one for each task. O(nodes + partitions).
 
-    O(nodes + partitions).
+    A split is a stage and a partition, or None for all rows.
     """
     if manifest.partitions == 1 or not manifest.inventories or (found := find_partitioning(plan, name)) is None:
         return [None]
@@ -55,9 +61,10 @@ def list_readable_partitions(plan: Plan, name: str, manifest: Manifest) -> list[
 
 
 class StreamReader(DataSourceStreamReader):
-    """A stream whose batches can have a limit. ``limit``: PySpark's class of limit. ``most``: the limit, or None.
+    """A stream whose batches can have a limit.
 
-    ``target``: the end of the stream for a query that takes only the available data; None without an end.
+    ``limit``: the name of PySpark's class of limit. ``most``: the limit, or None. ``target``: the end of the stream for
+    a query with the trigger ``availableNow``, else None.
     """
 
     limit: ClassVar[str]
@@ -71,7 +78,7 @@ class StreamReader(DataSourceStreamReader):
         return getattr(import_module(LIMITS), self.limit)(self.most)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Fix the end of the stream for a query that takes only the available data."""
+        """Set the end of the stream for a query with the trigger ``availableNow``."""
         self.target = self.find_stream_end()
 
     def find_stream_end(self) -> Any:
@@ -80,7 +87,7 @@ class StreamReader(DataSourceStreamReader):
 
 
 def check_limit_supported(most: int | None, asked: str) -> None:
-    """Raise `MissingExtra` for a limit before PySpark 4.2."""
+    """Raise `MissingExtra` if a limit is given and PySpark is older than 4.2."""
     try:
         import_module(LIMITS)
     except ImportError as error:

@@ -1,10 +1,11 @@
-"""Follow a state as a Spark stream: first its contents, then the updates of every committed epoch.
+"""Follow a state as a Spark stream: first return its contents, then the updates of every committed epoch.
 
-Guarantees: the updates between two offsets are the same whenever they are read. Their sum up to an epoch equals the
-output after it. If Spark repeats the first batch after its version was deleted, the batch is computed as the contents
-now minus the updates since. An offset carries a mark of its epoch, so a stream stops if the state was rolled back and
-committed other epochs, or if its output was dropped.
-Limits: a state keeps few epochs. From PySpark 4.2 on, a batch has at most `most` epochs, except the first.
+Guarantees: the updates between two offsets are always the same, however often and whenever they are read. The sum of
+all updates up to an epoch equals the output after this epoch. Spark may repeat the first batch after the version of
+this batch was deleted. The batch is then computed as the present contents minus the later updates. An offset has a mark
+of its epoch. So a stream stops if the state was rolled back and committed different epochs afterwards, or if the output
+was dropped. Limits: a state keeps few epochs. From PySpark 4.2 on, every batch except the first batch has at most
+`most` epochs.
 
 >>> ChangeStream("nowhere", "owner", None, "people", pa.schema([]), "earliest", 3).initialOffset()
 {'epoch': -1, 'mark': ''}
@@ -43,14 +44,14 @@ Offset = dict[str, Any]
 BYTES: Final = 32 << 20
 """Maximum bytes of files that one task reads."""
 AGAIN: Final = (
-    "follow it more often; have the state keep more epochs (keep=); or let its outputs go to a folder "
-    "(outputs=), where they stay, and follow its Parquet files; or start again, with a new checkpoint"
+    "read the stream more often; let the state keep more epochs (keep=); or write its outputs to a folder "
+    "(outputs=), where they stay, and follow the Parquet files there; or start again, with a new checkpoint"
 )
 
 
 @dataclass(frozen=True)
 class FileSplit(InputPartition):
-    """The updates of some files, in order. ``schema``: all columns of the output."""
+    """A split with the updates of some files, in order. ``schema`` has all columns of the output."""
 
     version: StateVersion
     files: tuple[UpdatesFile, ...]
@@ -59,9 +60,12 @@ class FileSplit(InputPartition):
 
 @dataclass(frozen=True)
 class SnapshotSplit(InputPartition):
-    """The contents of a version, or of a ``share``, minus the updates of ``files``, with one time.
+    """A split with the contents of an output as of a version, minus the updates in the files ``less``.
 
-    ``schema``: all columns of the output; None for upserts, which have their own times.
+    All rows have the same ``time``.
+
+    ``share``: the stage and partition to read, or None for all rows. ``schema``: all columns of the output; None for
+    upserts, which have their own times.
     """
 
     version: StateVersion
@@ -74,8 +78,8 @@ class SnapshotSplit(InputPartition):
 class ChangeStream(StreamReader):
     """The reader of `DdflowSource.streamReader`.
 
-    ``begin``: "earliest", "latest", "kept" or the number of an epoch. ``most``: epochs in a batch. Spark only has
-    limits of rows, bytes and files, so it counts epochs as files.
+    ``begin``: "earliest", "latest", "kept" or the number of an epoch. ``most``: the most epochs in a batch. Spark can
+    limit a batch only by rows, bytes or files, so the reader declares each epoch as one file.
     """
 
     limit = "ReadMaxFiles"
@@ -99,7 +103,10 @@ class ChangeStream(StreamReader):
         return {**self.__dict__, "target": None, "_store": None, "_last": None}
 
     def initialOffset(self) -> Offset:
-        """Return the start of a new query. Raises `SnapshotExpired` for an epoch that is not kept."""
+        """Return the start of a new query.
+
+        Raises `SnapshotExpired` if the state no longer keeps the requested epoch.
+        """
         if self.begin == "earliest":
             return {"epoch": -1, "mark": ""}
         manifest = self.find_stream_end()
@@ -112,15 +119,16 @@ class ChangeStream(StreamReader):
         if first != manifest.epoch + 1 and first not in kept:
             raise SnapshotExpired(
                 f"follow {self.where} from epoch {first}",
-                f"it keeps the updates of epochs {kept}",
-                f"give one of them, {manifest.epoch + 1} for the next, or 'earliest' for what there is",
+                f"the state keeps only the updates of the epochs {kept}",
+                f"pass one of these, {manifest.epoch + 1} for the next epoch, or 'earliest' for the present contents",
             )
         return self._build_offset(manifest, first - 1)
 
     def latestOffset(self, start: Offset | None = None, limit: Any = None) -> Offset:
         """Return the last epoch of the next batch. O(epochs kept).
 
-        PySpark before 4.2 does not pass the start. Raises `SnapshotExpired` if epochs in between are not kept.
+        Versions of PySpark before 4.2 do not pass the start of the batch. Raises `SnapshotExpired` if the state no
+        longer keeps an epoch after the start.
         """
         manifest = self.target or self.find_stream_end()
         if start is None:
@@ -135,13 +143,19 @@ class ChangeStream(StreamReader):
         return self._build_offset(manifest, last)
 
     def _build_end_offset(self, manifest: Manifest) -> Offset:
-        """Return a version's last epoch, with the time of its contents."""
+        """Return the offset of the last epoch of a version.
+
+        The offset includes a time, which the rows of the contents get.
+        """
         return self._build_offset(manifest, manifest.epoch) | {"time": max(manifest.last, manifest.since)}
 
     def _build_offset(self, manifest: Manifest, epoch: int) -> Offset:
-        """Return an offset: an epoch, and a mark that distinguishes epochs with the same number; "" if it is not kept.
+        """Return an offset, which is the number of an epoch and a mark.
 
-        If an output of the same name was dropped earlier, ``dropped`` is the last epoch of that output.
+        The mark is "" if the state no longer keeps the epoch.
+
+        Two epochs can have the same number: one before a rollback and one after it. Their marks differ. If an output of
+        the same name was dropped earlier, ``dropped`` is the last epoch of that output.
         """
         before = {"dropped": manifest.dropped[self.output]} if self.output in manifest.dropped else {}
         for each in manifest.receipts:
@@ -199,7 +213,7 @@ class ChangeStream(StreamReader):
     def _split_contents(
         self, manifest: Manifest, plan: Plan, schema: pa.Schema, end: Offset
     ) -> Sequence[InputPartition]:
-        """Split the first batch: the contents after an epoch."""
+        """Split the first batch for tasks. The first batch has the contents of the output after an epoch."""
         node, store = plan.outputs.get(self.output), self._open_store()
         if node is None:  # a side output: a state keeps no rows of it
             return []
@@ -219,31 +233,34 @@ class ChangeStream(StreamReader):
         return [SnapshotSplit(version, share, end["time"], None if upserts else schema) for share in shares]
 
     def _list_epochs(self, manifest: Manifest, start: Offset, last: int) -> list[Epoch]:
-        """List the epochs after an offset and up to the last one. Raises `SnapshotExpired`."""
+        """List the epochs after an offset, up to the epoch of another offset. Raises `SnapshotExpired`."""
         self._check_offset(manifest, start)
         kept = {each.epoch: each for each in manifest.receipts}
         wanted = range(start["epoch"] + 1, last + 1)
         asked = f"follow {self.where} after epoch {start['epoch']}"
         if missing := [number for number in wanted if number not in kept]:
             raise SnapshotExpired(
-                asked, f"the updates of epoch {missing[0]} are not kept any more, those of {[*kept]} are", AGAIN
+                asked, f"the updates of epoch {missing[0]} are no longer kept; kept are the epochs {[*kept]}", AGAIN
             )
         if start["mark"] and start["epoch"] not in kept:
             raise SnapshotExpired(
-                asked, f"whether that epoch is still the same cannot be told: it is not kept, only {[*kept]} are", AGAIN
+                asked,
+                f"that epoch is no longer kept, so ddflow cannot check that it is the same; kept are {[*kept]}",
+                AGAIN,
             )
         return [kept[number] for number in wanted]
 
     def _check_offset(self, manifest: Manifest, at: Offset) -> None:
-        """Raise `SnapshotExpired` if the state was rolled back before an offset, or its output was dropped."""
+        """Raise `SnapshotExpired` if the state was rolled back to before an offset, or if the output was dropped."""
         there, asked = self._build_offset(manifest, at["epoch"]), f"follow {self.where} at epoch {at['epoch']}"
         if at["epoch"] >= 0 and at.get("dropped") != there.get("dropped"):
-            found = f"the output {self.output!r} was dropped since; one of its name is another"
+            found = f"the output {self.output!r} was dropped since then; a new output of this name is not the same"
             raise SnapshotExpired(asked, found, "start again, with a new checkpoint")
         if manifest.epoch < at["epoch"] or (at["mark"] and there["mark"] and at["mark"] != there["mark"]):
             raise SnapshotExpired(
                 asked,
-                f"its last epoch is {manifest.epoch}, and that one is another, or none: it was rolled back",
+                f"the state was rolled back: its last epoch is {manifest.epoch}, and epoch {at['epoch']} no longer "
+                "exists or has changed",
                 "start again, with a new checkpoint",
             )
 
@@ -257,7 +274,7 @@ class ChangeStream(StreamReader):
                     yield UpdatesFile(epoch.epoch, blob, None if is_state_file(blob) else manifest.folder, columns)
 
     def _read_files(self, version: StateVersion, files: Sequence[UpdatesFile], schema: pa.Schema) -> Iterator[pa.Table]:
-        """Read the updates of files one after the other."""
+        """Read the updates in some files, one file after the other."""
         with open_existing_store(version.store, trust=version.trust) as store:
             for file in files:
                 try:
@@ -267,12 +284,12 @@ class ChangeStream(StreamReader):
                         raise
                     raise SnapshotExpired(
                         f"read the updates of epoch {file.epoch} of {version.store}",
-                        "they were deleted meanwhile",
+                        "they were deleted in the meantime",
                         AGAIN,
                     ) from None
 
     def _read_snapshot(self, split: SnapshotSplit) -> pa.Table:
-        """Read the contents of a version, minus the updates since."""
+        """Read the contents of a version, minus the updates in ``split.less``."""
         table = read_updates(split.version, self.flow, self.output, split.share)
         if split.schema is None:
             return table
@@ -286,13 +303,13 @@ class ChangeStream(StreamReader):
         return append_time_column(table, split.time, split.schema)
 
     def _find_schema(self, plan: Plan) -> pa.Schema:
-        """Return all columns of the output. Raises `PlanChanged` if requested columns differ."""
+        """Return all columns of the output. Raises `PlanChanged` if the columns differ from the requested columns."""
         there = self.output in (*plan.outputs, *plan.side_outputs())
         schema = (plan.updates_schema(self.output) if there else None) or pa.schema([])
         if not set(self.columns) <= set(schema):
             raise PlanChanged(
                 f"follow {self.output!r} of {self.where}",
-                f"its columns are {schema.names} now, the query has {self.columns.names}",
+                f"its columns are now {schema.names}, but the query has {self.columns.names}",
                 "start the query again",
             )
         return schema
@@ -303,7 +320,7 @@ class ChangeStream(StreamReader):
         return self._store
 
     def find_stream_end(self) -> Manifest:
-        """Return the newest manifest. It is read only if it is new, so frequent calls are cheap."""
+        """Return the newest manifest. Each manifest is read only once, so frequent calls of this function are cheap."""
         store = self._open_store()
         if self._last is None or store.list_manifests()[-1:] != [self._last.number]:
             self._last = find_version(store)

@@ -1,10 +1,12 @@
 """Read Kafka topics as a Spark data source through librdkafka, for machines without Spark's Kafka jar.
 
-Options have the names and meanings of Spark's Kafka source; unknown ones are refused. Options that begin with
-``kafka.`` go to librdkafka, and errors never show their values. The columns are Spark's, without ``timestampType``.
+Options have the same names and meanings as in Spark's Kafka source. An unknown option is refused. Options that begin
+with ``kafka.`` are passed to librdkafka, and errors never show the values of these options. The columns are those of
+Spark's Kafka source, without ``timestampType``.
 
-Guarantees: a batch of a stream has the same messages whenever it is read, so a state gets each once. Offsets are in
-Spark's checkpoint, without a consumer group. Lost offsets, or another cluster or topic of the same name, are an error.
+Guarantees: a batch of a stream has the same messages each time it is read, so a state receives each message once.
+Spark's checkpoint keeps the offsets; no consumer group is used. Reading fails if offsets are lost, or if the name now
+belongs to a different cluster or topic.
 
 >>> KafkaSource({"subscrib": "orders"}).reader(KafkaSource({}).schema())
 Traceback (most recent call last):
@@ -42,9 +44,12 @@ BATCH: Final = ("endingOffsets",)
 STREAM: Final = ("maxOffsetsPerTrigger",)
 OPTIONS: Final = ("subscribe", SERVERS, "startingOffsets", "startingTimestamp", *BATCH, *STREAM)
 Offsets = dict[str, dict[str, int]]
-"""The next offset by topic and partition. Partitions are text, as in JSON."""
+"""For each topic and partition, the offset of the next message.
+
+Each partition is identified by its number as text, because JSON allows only text as keys.
+"""
 Positions = dict[str, TopicPosition]
-"""Entry of Spark's checkpoint, by topic: the offsets, and the identity of the topic."""
+"""The entry in Spark's checkpoint. For each topic, it contains the offsets and the identity of the topic."""
 COLUMNS: Final = pa.schema(
     {
         "key": pa.binary(),
@@ -55,7 +60,7 @@ COLUMNS: Final = pa.schema(
         "timestamp": pa.timestamp("us", "UTC"),
     }
 )
-"""Columns of Spark's own source, without ``timestampType``."""
+"""The columns of Spark's Kafka source, without ``timestampType``."""
 
 
 class KafkaSource(DataSource):
@@ -65,9 +70,9 @@ class KafkaSource(DataSource):
     --------
     Register it, then load a topic::
 
-        spark.dataSource.register(spark_bridge.KafkaSource) reader =
-        spark.readStream.format("ddflow-kafka").option("kafka.bootstrap.servers", "broker:9092") feed =
-        reader.option("subscribe", "orders").option("startingOffsets", "earliest").load()
+        spark.dataSource.register(spark_bridge.KafkaSource)
+        reader = spark.readStream.format("ddflow-kafka").option("kafka.bootstrap.servers", "broker:9092")
+        feed = reader.option("subscribe", "orders").option("startingOffsets", "earliest").load()
     """
 
     @classmethod
@@ -91,12 +96,12 @@ class KafkaSource(DataSource):
         Parameters
         ----------
         schema : pyspark.sql.types.StructType
-            The columns, all of them.
+            The columns. They must be all columns of the source.
 
         Returns
         -------
         DataSourceReader
-            With one split for each partition of a topic.
+            The reader, with one split for each partition of a topic.
 
         Raises
         ------
@@ -114,12 +119,12 @@ class KafkaSource(DataSource):
         Parameters
         ----------
         schema
-            As in `reader`.
+            See `reader`.
 
         Returns
         -------
         DataSourceStreamReader
-            With at most ``maxOffsetsPerTrigger`` messages a batch.
+            The reader, with at most ``maxOffsetsPerTrigger`` messages in a batch.
 
         Raises
         ------
@@ -134,17 +139,17 @@ class KafkaSource(DataSource):
         return TopicStreamReader(self._parse_start_topics("latest"), most)
 
     def _check_query(self, schema: StructType, others: tuple[str, ...], kind: str) -> None:
-        """Raise `SpecError` for missing options, options of the other kind of query, or another schema."""
+        """Raise `SpecError` if options are missing or belong to the other kind of query, or if the schema differs."""
         own = [name for name in self.options if not name.lower().startswith("kafka.")]
         check_options(own, OPTIONS, others, "read Kafka", f"read {kind} of Kafka")
         for name in ("subscribe", SERVERS):
             if not self.options.get(name):
-                raise SpecError("read Kafka", f"the option {name} is missing", f'give .option("{name}", ...)')
+                raise SpecError("read Kafka", f"the option {name} is missing", f'add .option("{name}", ...)')
         if schema != self.schema():
-            raise SpecError("read Kafka with a schema", "its columns are always the same", "leave schema() out")
+            raise SpecError("read Kafka with a schema", "its columns are always the same", "omit schema()")
 
     def _make_topics(self, start: str | datetime) -> list[KafkaTopicSource]:
-        """Create the topics with a start."""
+        """Create the sources of the topics. ``start``: "earliest", "latest" or a time."""
         config = {name[6:]: value for name, value in self.options.items() if name.lower().startswith("kafka.")}
         servers = config.pop("bootstrap.servers")
         names = [name.strip() for name in self.options["subscribe"].split(",")]
@@ -155,7 +160,7 @@ class KafkaSource(DataSource):
         if at is not None:
             if start is not None:
                 raise SpecError(
-                    "read Kafka with startingTimestamp", "there is startingOffsets, too", "give one of them"
+                    "read Kafka with startingTimestamp", "startingOffsets is also set", "set only one of them"
                 )
             return Topics(self._make_topics(datetime.fromtimestamp(at / 1000, UTC)), {})
         start = default if start is None else start.strip()
@@ -172,21 +177,23 @@ class KafkaSource(DataSource):
                 return {str(topic): dict(partitions) for topic, partitions in found.items()}
         except (ValueError, AttributeError):
             pass
-        remedy = 'give "earliest", "latest", or {"topic": {"0": 23}} by partition'
-        raise SpecError(f"read Kafka with {name}", "that is no place in a topic", remedy)
+        remedy = 'use "earliest", "latest", or offsets by partition: {"topic": {"0": 23}}'
+        raise SpecError(f"read Kafka with {name}", "that is not a position in a topic", remedy)
 
     def _parse_number(self, name: str) -> int | None:
         given = self.options.get(name)
         if given is None:
             return None
         if not (given.strip().isdigit() and int(given)):
-            raise SpecError(f"read Kafka with {name}={given!r:.99}", "that is no whole number", "give 1 or more")
+            raise SpecError(
+                f"read Kafka with {name}={given!r:.99}", "that is not a positive whole number", "use 1 or more"
+            )
         return int(given)
 
 
 @dataclass(frozen=True)
 class OffsetRange(InputPartition):
-    """The messages of a topic's partition, from an offset to another, exclusive."""
+    """The messages of a topic's partition from offset ``first`` up to, but not including, offset ``end``."""
 
     of: KafkaTopicSource
     partition: int
@@ -195,7 +202,7 @@ class OffsetRange(InputPartition):
 
 
 class Topics:
-    """Several topics that the driver watches. ``given``: offsets to start from, by topic."""
+    """The topics that the driver watches. ``given`` has the offsets to start from, by topic."""
 
     def __init__(self, of: Sequence[KafkaTopicSource], given: Mapping[str, Mapping[str, int]]) -> None:
         self.of, self.given = {each.topic: each for each in of}, given
@@ -211,11 +218,19 @@ class Topics:
         return self._ends[topic]
 
     def find_start_offsets(self) -> Offsets:
-        """Find the first offsets. O(partitions). Raises `SourceFailed`, `SourceChanged`, `UnreadableInput`."""
+        """Find the offsets at which reading starts. O(partitions).
+
+        Raises `SourceFailed`, `SourceChanged`, `UnreadableInput`.
+        """
         return {topic: self._find_offsets(topic) or offsets_to_json(self.connect(topic).at) for topic in self.of}
 
     def _find_offsets(self, topic: str) -> dict[str, int]:
-        """Return the given offsets, and the start of other partitions. -1 is the end and -2 the beginning."""
+        """Return the offsets where reading of a topic starts.
+
+        ``given`` has the offsets of some partitions; for all others, the start is looked up.
+
+        In ``given``, -1 means the end of a partition and -2 the beginning.
+        """
         if topic not in self.given:
             return {}
         ends, asked = self.connect(topic), {int(p): n for p, n in self.given[topic].items()}
@@ -226,9 +241,9 @@ class Topics:
         return offsets_to_json({partition: each[at] for partition, each in now.items()} | found)
 
     def find_end_offsets(self, since: Offsets | None = None) -> Offsets:
-        """Find the ends of the topics. ``since``: offsets that the topics must still have.
+        """Find the ends of the topics. The messages at the offsets ``since`` must still exist in the topics.
 
-        O(partitions). Raises as `find_start_offsets`.
+        O(partitions). Raises the errors of `find_start_offsets`.
         """
         found = dict[str, dict[str, int]]()
         for topic in self.of:
@@ -240,13 +255,13 @@ class Topics:
         return found
 
     def build_positions(self, offsets: Offsets) -> Positions:
-        """Return offsets with the identities of their topics, for Spark's checkpoint. O(partitions)."""
+        """Combine offsets with the identities of their topics, for Spark's checkpoint. O(partitions)."""
         return {topic: build_position(each, self.connect(topic).origin) for topic, each in offsets.items()}
 
     def extract_offsets(self, positions: Positions) -> Offsets:
-        """Return the offsets in entries of a checkpoint. O(topics).
+        """Extract the offsets from entries of a checkpoint. O(topics).
 
-        Raises the errors of `find_start_offsets`, and `SourceChanged` for offsets of another topic.
+        Raises the same errors as `find_start_offsets`. Raises `SourceChanged` for offsets of another topic.
         """
         return {
             topic: dict(self.connect(topic).check_topic_identity(each))
@@ -276,13 +291,16 @@ def read_offset_range(of: InputPartition) -> Iterator[pa.RecordBatch]:
 
 
 class TopicBatchReader(DataSourceReader):
-    """The reader of a batch. It ends at the ends of the topics during planning, or at the offsets of ``until``."""
+    """The reader of a batch.
+
+    ``until`` has the offsets at which the batch ends: given by the user, or the ends of the topics at planning.
+    """
 
     def __init__(self, topics: Topics, until: Topics) -> None:
         self.topics, self.until = topics, until
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Split the batch into ranges for tasks, at most one for each partition of a topic."""
+        """Split the batch into ranges for tasks, with at most one range for each partition of a topic."""
         return self.topics.split_ranges(self.topics.find_start_offsets(), self.until.find_start_offsets())
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -324,12 +342,12 @@ class TopicStreamReader(StreamReader):
 
 
 def offsets_to_json(offsets: Mapping[int, int]) -> dict[str, int]:
-    """Convert the numbers of partitions to keys of JSON."""
+    """Convert each partition's number to text, as JSON requires for keys."""
     return {str(partition): offset for partition, offset in offsets.items()}
 
 
 def limit_messages(start: Offsets, end: Offsets, most: int) -> Offsets:
-    """Limit a batch to ``most`` messages, shared between partitions by their lag. O(partitions).
+    """Limit a batch to ``most`` messages, and divide them between partitions in proportion to their lag. O(partitions).
 
     >>> limit_messages({"t": {"0": 5, "1": 0}}, {"t": {"0": 105, "1": 20}}, 12)
     {'t': {'0': 15, '1': 2}}

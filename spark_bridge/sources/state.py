@@ -1,9 +1,11 @@
-"""Read a state as a Spark data source: the contents of an output, now or earlier, its changes, and its updates.
+"""Read a state as a Spark data source.
 
-Unknown options are refused, and errors of the state, plan or schema are raised before a task runs. A batch and a stream
-have the columns of updates. A batch has one task for each partition if that is exact, else one task. All tasks read the
-version that the driver planned with.
-Limits: a version may be deleted before its tasks run, which raises `SnapshotExpired`.
+The source reads one of three things: the contents of an output, now or at an earlier time; its changes; or its updates.
+
+Unknown options are refused, and errors of the state, plan or schema are raised before a task runs. A batch and a
+stream have the same columns as updates. A batch has one task for each partition if partitions can be read separately,
+and otherwise a single task. All tasks read the version with which the driver made its plan. Limits: a version may be
+deleted before its tasks run, which raises `SnapshotExpired`.
 
 >>> DdflowSource({"path": "nowhere", "outptu": "by_city"}).schema()
 Traceback (most recent call last):
@@ -58,10 +60,10 @@ from spark_bridge.types import find_transfer_type, spark_schema
 BATCH: Final = ("asOf", "epoch", "changesFrom", "changesTo", "pushdown")
 STREAM: Final = ("startingEpoch", "maxEpochsPerTrigger")
 _HISTORY: Final = ErrorText(
-    "a state that began on Spark keeps the last one, its changes are in outputs= and ",
-    "in a sink of mode 'changelog'; one that flow.open began with ",
+    "a state that Spark created keeps only the last time; its changes are in outputs= and ",
+    "in a sink of mode 'changelog'; a state that flow.open created with ",
     Option("retain"),
-    " keeps more",
+    " keeps more times",
 )
 OPTIONS: Final = ("path", "output", "trust", *BATCH, *STREAM)
 ASKED: Final = "read a state"
@@ -75,7 +77,7 @@ _COMPARE: Final[dict[type[Filter], Callable[[pa.Array, pa.Scalar], pa.Array]]] =
     LessThanOrEqual: pc.less_equal,
 }
 _EXACT: Final = (pat.is_integer, pat.is_boolean, pat.is_string, pat.is_date32)
-"""Types whose values compare in the same way in Spark and in Arrow, among the transfer types."""
+"""The transfer types whose values have the same order in Spark as in Arrow."""
 
 
 class DdflowSource(DataSource):
@@ -90,7 +92,8 @@ class DdflowSource(DataSource):
     --------
     Register it, then load a state::
 
-        spark.dataSource.register(DdflowSource) spark.read.format("ddflow").load(state)
+        spark.dataSource.register(DdflowSource)
+        spark.read.format("ddflow").load(state)
         spark.readStream.format("ddflow").load(state)
     """
 
@@ -103,7 +106,9 @@ class DdflowSource(DataSource):
 
     @classmethod
     def of(cls, flow: Plan) -> type[DdflowSource]:
-        """Return the data source for states of a plan with functions, which states do not store. Register it instead.
+        """Return a data source for states whose plan has Python functions. States do not store these functions.
+
+        Register this class instead of `DdflowSource`.
 
         Parameters
         ----------
@@ -135,11 +140,11 @@ class DdflowSource(DataSource):
         SpecError
             For options, names and types that do not exist.
         StateRefused, CorruptState, PlanChanged
-            As `ddflow.read` does.
+            The errors of `ddflow.read`.
 
         Notes
         -----
-        O(the plan).
+        O(nodes of the plan) time.
         """
         with self._open_state() as (_, _, plan, name):
             own = plan.updates_schema(name)
@@ -168,21 +173,21 @@ class DdflowSource(DataSource):
 
         Notes
         -----
-        O(the plan).
+        O(nodes of the plan) time.
         """
         check_options(self.options, OPTIONS, STREAM, ASKED, "read a batch", ", or use readStream")
         given = {name for name in ("asOf", "changesFrom", "changesTo") if name in self.options}
         if "asOf" in given and len(given) > 1:
             raise SpecError(
                 "read with asOf and changesFrom or changesTo",
-                "that is what was there, and what changed",
-                "give one of them",
+                "asOf reads contents, but changesFrom and changesTo read changes",
+                "use one kind of option",
             )
         if given == {"changesTo"}:
             raise SpecError(
                 f"read with changesTo={self.options['changesTo']}",
-                "there is no changesFrom",
-                "give it, or asOf instead",
+                "changesFrom is missing",
+                "add changesFrom, or use asOf instead",
             )
         with self._open_state(self._parse_number("epoch")) as (store, manifest, plan, name):
             kind = plan.time_type
@@ -194,8 +199,8 @@ class DdflowSource(DataSource):
                 asked = f"read {name!r} of {store.where} at {format_time(time, kind)}"
                 check_readable_time(asked, time, manifest.since, manifest.frontier, _HISTORY, kind)
             if after is not None and after > (last := max(manifest.last, manifest.since) if as_of is None else as_of):
-                found = f"they end at {format_time(last, kind)}"
-                raise TimeWentBack(f"changes from {format_time(after, kind)}", found, "give an earlier time")
+                found = f"the changes end at {format_time(last, kind)}"
+                raise TimeWentBack(f"changes from {format_time(after, kind)}", found, "use an earlier time")
             version = StateVersion.of_manifest(store, manifest, self._parse_trust())
             columns = self._select_columns(plan.updates_schema(name), schema, name)
             reader = FilteredReader if self._parse_flag("pushdown") else BatchReader
@@ -223,12 +228,12 @@ class DdflowSource(DataSource):
 
         Notes
         -----
-        O(the plan).
+        O(nodes of the plan) time.
         """
         check_options(self.options, OPTIONS, BATCH, ASKED, "read a stream", ", or use read")
         most = self._parse_number("maxEpochsPerTrigger")
         if most is not None and most < 1:
-            raise SpecError(f"maxEpochsPerTrigger={most}", "a batch would have no epochs", "give 1 or more")
+            raise SpecError(f"maxEpochsPerTrigger={most}", "a batch would have no epochs", "use 1 or more")
         begin = self.options.get("startingEpoch", "earliest").strip().lower()
         if begin not in ("earliest", "latest"):
             begin = str(self._parse_number("startingEpoch"))
@@ -236,8 +241,8 @@ class DdflowSource(DataSource):
             if name in plan.inputs and name not in plan.outputs:
                 raise NotReadable(
                     f"follow {name!r} of {store.where}",
-                    "it is an input: no state keeps its updates",
-                    "make an output of it, or read it as a batch",
+                    "it is an input, and a state does not keep the updates of an input",
+                    "declare an output of it, or read it as a batch",
                 )
             if begin == "earliest" and name not in plan.outputs:
                 begin = "kept"  # a state keeps no rows of a side output
@@ -247,11 +252,14 @@ class DdflowSource(DataSource):
 
     @contextmanager
     def _open_state(self, epoch: int | None = None) -> Iterator[tuple[Store, Manifest, Plan, str]]:
-        """Open the state. Yield it, its version, its plan and the requested output. Raises the errors of `schema`."""
+        """Open the state. Yield the store, a version's manifest, the plan, and the name of the requested output.
+
+        Raises the errors of `schema`.
+        """
         check_options(self.options, OPTIONS, (), ASKED, ASKED)
         if not self.options.get("path"):
             raise SpecError(
-                "read a state", "it is not said where it is", "give its folder, or s3://bucket/prefix, to load()"
+                "read a state", "the path is missing", "pass the state's folder, or s3://bucket/prefix, to load()"
             )
         with open_existing_store(self.options["path"], trust=self._parse_trust()) as store:
             manifest = find_version(store, epoch)
@@ -265,7 +273,7 @@ class DdflowSource(DataSource):
         trust: str = self.options.get("trust", "owner")
         if trust not in ("owner", "group"):
             raise SpecError(
-                ErrorText("the option ", Option("trust", trust)), "there is no such trust", "give 'owner' or 'group'"
+                ErrorText("the option ", Option("trust", trust)), "there is no such value", "use 'owner' or 'group'"
             )
         return trust
 
@@ -279,19 +287,19 @@ class DdflowSource(DataSource):
             raise SpecError(
                 f"read {where}",
                 f"it has the outputs {[*plan.outputs]}, the side outputs {sides} and the inputs {inputs}",
-                'name one: .option("output", ...)',
+                'choose one: .option("output", ...)',
             )
         if name not in [*plan.outputs, *sides, *inputs]:
             raise NotReadable(
                 f"read {name!r} of {where}",
-                f"that is no output or input: there are the outputs "
+                f"there is no such output or input; the state has the outputs "
                 f"{[*plan.outputs]}, the side outputs {sides} and the inputs {inputs}",
-                did_you_mean(name, [*plan.outputs, *sides, *inputs]),
+                did_you_mean(name, [*plan.outputs, *sides, *inputs], "names"),
             )
         return name
 
     def _select_columns(self, own: pa.Schema | None, asked: StructType, name: str) -> pa.Schema:
-        """Select the requested columns, in the flow's types."""
+        """Select the requested columns, with the types of the flow."""
         assert own is not None, "the name was looked up"
         there = {field.name: field.dataType for field in spark_schema(own, f"output {name!r}")}
         for field in asked:
@@ -299,8 +307,8 @@ class DdflowSource(DataSource):
                 kind = there.get(field.name)
                 raise SchemaMismatch(
                     f"column {field.name!r} of {name!r} as {field.dataType.simpleString()}",
-                    "there is none" if kind is None else f"it is {kind.simpleString()}",
-                    "leave schema() out, or name columns as they are",
+                    "there is no such column" if kind is None else f"it is {kind.simpleString()}",
+                    "omit schema(), or use the names and types of the output",
                     column=field.name,
                 )
         return pa.schema([own.field(field.name) for field in asked])
@@ -313,7 +321,9 @@ class DdflowSource(DataSource):
             return int(text)
         except ValueError:
             extra = ", 'earliest' or 'latest'" if name == "startingEpoch" else ""
-            raise SpecError(f"the option {name}={text!r}", "that is no whole number", f"give one{extra}") from None
+            raise SpecError(
+                f"the option {name}={text!r}", "that is not a whole number", f"use a whole number{extra}"
+            ) from None
 
     def _parse_time(self, name: str, kind: pa.DataType) -> int | None:
         """Parse the time in an option. ``kind``: the type of times."""
@@ -323,15 +333,16 @@ class DdflowSource(DataSource):
     def _parse_flag(self, name: str) -> bool:
         text = self.options.get(name, "false").strip().lower()
         if text not in ("true", "false"):
-            raise SpecError(f"the option {name}={text!r}", "that says neither", "give 'true' or 'false'")
+            raise SpecError(f"the option {name}={text!r}", "that is neither true nor false", "use 'true' or 'false'")
         return bool(text == "true")
 
 
 class ReadRequest(NamedTuple):
     """A read request.
 
-    ``version``: of the state. ``flow``: the plan, if it has functions. ``name``, ``columns``: the output and the
-    requested columns, in the flow's types. ``as_of``, ``after``: times.
+    ``version``: the version of the state. ``flow``: the plan, if it has functions, else None. ``name``: the name of the
+    output. ``columns``: the requested columns, in the flow's types. ``as_of``: the time of the contents, or the last
+    time of changes. ``after``: the time after which changes begin; None for contents.
     """
 
     version: StateVersion
@@ -344,24 +355,24 @@ class ReadRequest(NamedTuple):
 
 @dataclass(frozen=True)
 class PartitionSplit(InputPartition):
-    """A split of the state. ``share``: a stage and a partition, or None for all rows."""
+    """A split of the state. ``share`` is a stage and a partition, or None for all rows."""
 
     share: tuple[int, int] | None
 
 
 class BatchReader(DataSourceReader):
-    """The reader of `DdflowSource.reader`. Tasks receive a copy, and read with it."""
+    """The reader that `DdflowSource.reader` returns. Each task reads with a copy of the reader."""
 
     def __init__(self, read: ReadRequest, plan: Plan, manifest: Manifest) -> None:
         self.asked, self.filters = read, list[Any]()
         self.parts = [PartitionSplit(share) for share in list_readable_partitions(plan, read.name, manifest)]
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Return the splits, one or more."""
+        """Return at least one split."""
         return self.parts
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read the rows of a split, in Spark's types. O(its bytes). Raises the errors of `read_updates`."""
+        """Read the rows of a split, in Spark's types. O(bytes of the split). Raises the errors of `read_updates`."""
         assert isinstance(partition, PartitionSplit), partition
         version, flow, name, columns, as_of, after = self.asked
         table = read_updates(version, flow, name, partition.share, as_of, after)
@@ -383,7 +394,10 @@ class FilteredReader(BatchReader):
         return {**self.__dict__, "_plan": None}
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Take over exact filters, and return the rest to Spark. O(filters)."""
+        """Keep the filters that Arrow evaluates exactly as Spark does, and return all other filters to Spark.
+
+        O(filters).
+        """
         rest = []
         for each in filters:
             if is_filter_exact(each, self.asked.columns):
@@ -400,7 +414,7 @@ class FilteredReader(BatchReader):
         return rest
 
     def _list_filter_values(self) -> dict[str, list[Any]]:
-        """Return the values that filters allow, by column."""
+        """For each column, return the values that the filters allow."""
         out: dict[str, list[Any]] = {}
         for each in self.filters:
             given = [each.value] if isinstance(each, EqualTo) else list(each.value) if isinstance(each, In) else None
@@ -414,9 +428,9 @@ class FilteredReader(BatchReader):
 
 
 def is_filter_exact(given: Filter, columns: pa.Schema) -> bool:
-    """Return whether Arrow evaluates a filter as Spark does. Pure.
+    """Return True if Arrow evaluates a filter exactly as Spark does. Pure.
 
-    Filters on floats are not exact because of NaN; nor are null-safe filters.
+    Filters on floats are not exact, because of NaN. Null-safe filters are not exact either.
 
     >>> columns = pa.schema({"id": pa.int64(), "x": pa.float64()})
     >>> is_filter_exact(EqualTo(("id",), 7), columns), is_filter_exact(EqualTo(("x",), 1.5), columns)

@@ -1,4 +1,4 @@
-"""Test the bench on small inputs: contenders are right, and wrong ones are detected.
+"""Test the bench on small inputs: contenders give right answers, and wrong answers are detected.
 
 The tests assert counts, checksums, rows, exit codes and files, never time.
 """

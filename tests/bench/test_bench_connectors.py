@@ -1,4 +1,4 @@
-"""Test the connectors bench on few rows: each line's rows equal numpy's, and bars compare with their peers."""
+"""Test the connectors bench on few rows: the rows of each line equal numpy's, and bars compare ddflow with peers."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Test the bench of state on disk on small inputs: every contender is right at every mark.
 
-The tests never assert time. They assert memory that the test itself allocates.
+The tests never assert time. They assert memory only for memory that the test itself allocates.
 """
 
 from __future__ import annotations

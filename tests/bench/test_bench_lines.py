@@ -1,6 +1,6 @@
-"""Test the benches latency, footprint and growth on small inputs, and the bars of all results.
+"""Test the benches latency, footprint and growth on small inputs, and the bars (targets) of all results.
 
-Time is never asserted. Measurements must be complete, and bars must follow from the figures.
+The tests never assert time. They assert that measurements are complete, and that bars follow from the figures.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Test the no-op bench: both feeds of a history end in the same tree, and only full files have no-ops."""
+"""Test the no-op bench: all feeds of a git history end in the same tree, and only full files have no-op events."""
 
 from __future__ import annotations
 

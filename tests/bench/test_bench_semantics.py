@@ -1,6 +1,7 @@
 """Test the semantics bench on small inputs: every contender is right on every line, and errors are detected.
 
-Time is never asserted. Measurements must be complete, and bars must follow from the figures.
+The tests never assert time. They assert that measurements are complete, and that bars (targets) follow from the
+figures.
 """
 
 from __future__ import annotations

@@ -132,7 +132,7 @@ def test_a_run_without_a_known_answer_stores_nothing(
 
     monkeypatch.setattr(runner, "ask", ask)
     assert upsert(tmp_path) == 1
-    assert "the known answer was not found: out of memory" in capsys.readouterr().err
+    assert "cannot compute the expected answer: out of memory" in capsys.readouterr().err
     assert not list(tmp_path.glob("upsert*"))
 
 

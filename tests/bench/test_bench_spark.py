@@ -1,7 +1,7 @@
 """Test the Spark bench on small inputs: contenders are right, errors are detected, and results are complete.
 
-Time is never asserted. The contenders share one session; only the run of the program starts its own. Everything here
-runs in soaks, because the engine on disk has other tests and the peers are not ours.
+The tests never assert time. The contenders share one Spark session; only the test of the program starts a separate
+session. These tests run only in soaks, because other tests cover the engine, and the peers are not part of ddflow.
 """
 
 from __future__ import annotations

@@ -346,10 +346,10 @@ def test_json_says_everything_in_one_object_on_stdout() -> None:
 NULLED = "id,city,amount,updated_at,op\n1,Bern,1,1,U\n,Bern,1,1,U\n"
 KEY, TIMED = ["--key", "id"], ["--key", "id", "--time", "updated_at"]
 REFUSALS = {
-    "a key that is not there": (["--key", "idd"], "monday.csv: the column 'idd' is missing, which every file must"),
+    "a key that is not there": (["--key", "idd"], "monday.csv: the column 'idd' is missing, but every file must"),
     "an order that is not there": ([*KEY, "--order-by", "at"], "--order-by of 'input': there is no column 'at'"),
     "a tombstone that is not there": ([*KEY, "--tombstone", "opp=D"], "no column 'opp'; did you mean 'op'?"),
-    "a tombstone of text without a value": ([*KEY, "--tombstone", "op"], "a text column and no value is given"),
+    "a tombstone of text without a value": ([*KEY, "--tombstone", "op"], "a text column, but there is no value"),
     "a filter that does not parse": ([*KEY, "--filter", "amount >"], "cannot compile filter amount >"),
     "a filter of a missing column": ([*KEY, "--filter", "amuont > 1"], "did you mean 'amount'?"),
     "a filter that is no condition": ([*KEY, "--filter", "amount + 1"], "not boolean"),
@@ -360,26 +360,26 @@ REFUSALS = {
     "a tie rule that is none": ([*KEY, "--order-by", "updated_at", "--tie", "best"], "--tie best; use one of ['last'"),
     "late without a time": ([*KEY, "--late", "drop"], "--late drop has no effect without --time"),
     "lateness without a time": ([*KEY, "--lateness", "5"], "--lateness has no effect without --time"),
-    "lateness that is no span": ([*TIMED, "--lateness", "soon"], "that is no span of time"),
+    "lateness that is no span": ([*TIMED, "--lateness", "soon"], "that is not a duration"),
     "a span for plain numbers": ([*TIMED, "--lateness", "5s"], "is int64, which has no unit; write a plain number"),
-    "a time that is no time": ([*KEY, "--time", "city"], "--time of 'input': 'city' is string, which is no time"),
-    "a merge that is none": ([*KEY, "--merge", "amount"], "--merge amount: that is no column and strategy"),
-    "a strategy that is none": ([*KEY, "--merge", "amount=avg"], "{'name': 'avg'}; give one of ['append',"),
+    "a time that is no time": ([*KEY, "--time", "city"], "--time of 'input': 'city' is string, which is not a time"),
+    "a merge that is none": ([*KEY, "--merge", "amount"], "--merge amount: that is not COLUMN=STRATEGY"),
+    "a strategy that is none": ([*KEY, "--merge", "amount=avg"], "{'name': 'avg'}; use one of ['append',"),
     "a merge of a missing column": ([*KEY, "--merge", "total=sum"], "--merge of 'input': there is no column 'total'"),
     "a column merged twice": ([*KEY, "--merge", "amount=sum", "--merge", "amount=max"], "named twice"),
     "a group without an order": ([*KEY, "--group", "amount"], "--group amount: it names no order column"),
     "types that are none": ([*KEY, "--types", "amount=nmber"], "there is no such type"),
     "types of a missing column": (
         [*KEY, "--types", "amuont=int", "--strict-columns"],
-        "no file has 'amuont', which is declared: did you mean 'amount'?",
+        "no file has the declared column 'amuont': did you mean 'amount'?",
     ),
     "types without an equals sign": ([*KEY, "--types", "amount"], "it is not column=type"),
     "types that the values are not": ([*KEY, "--types", "city=int"], "monday.csv, row 2, column 'city': 'Bern' is no"),
-    "an output of unknown kind": ([*KEY, "-o", "out.xls"], "write out.xls: files of kind '.xls' are not known"),
-    "an output in no folder": ([*KEY, "-o", "no/out.csv"], "write no/out.csv: there is no folder no; make it first"),
+    "an output of unknown kind": ([*KEY, "-o", "out.xls"], "write out.xls: unknown file type '.xls'"),
+    "an output in no folder": ([*KEY, "-o", "no/out.csv"], "write no/out.csv: there is no folder no; create it first"),
     "an output that exists": ([*KEY, "-o", "tuesday.csv"], "write tuesday.csv: it exists already; choose another"),
     "an output that is the input": ([*KEY, "-o", "monday.csv", "--overwrite"], "monday.csv: it is one of the inputs"),
-    "a count called as a group": ([*KEY, "--by", "city", "--name", "city"], "is called 'city' already"),
+    "a count called as a group": ([*KEY, "--by", "city", "--name", "city"], "already has the name 'city'"),
     "a group that is not there": ([*KEY, "--by", "town"], "count by: there is no column 'town'"),
 }
 
@@ -396,7 +396,7 @@ def test_bad_rows_are_refused_with_their_file() -> None:
     Path("null.csv").write_text(NULLED)
     said = refused("diff", "monday.csv", "null.csv", *KEYED, "-o", "out.csv")
     assert said.startswith(
-        "ddflow: null.csv: rows for 'input': the key ['id'] is null in 1 rows, first in row 3; mend them"
+        "ddflow: null.csv: rows for 'input': the key ['id'] is null in 1 rows, first in row 3; fix them"
     )
     Path("tie.csv").write_text("id,at\n1,1\n1,1\n")
     assert "the key {'id': 1} has two events of order {'at': 1}" in refused(
@@ -421,16 +421,16 @@ def test_files_that_cannot_be_read_are_refused_and_leave_nothing() -> None:
     Path("folder").mkdir()
     for name, found in (
         ("empty.csv", "empty.csv: it is empty (0 bytes)"),
-        ("s3://b/y.csv", "s3://b/y.csv: it is not of the form s3://bucket/prefix; give such a URL, or a folder"),
+        ("s3://b/y.csv", "s3://b/y.csv: it is not of the form s3://bucket/prefix; use such a URL, or a folder"),
         ("gs://b/y.csv", "gs://b/y.csv: inputs are files and folders of this machine, or s3://bucket/key; copy it"),
         (
             "https://h/y.csv",
-            "https://h/y.csv: input is not read from the web; download it first: curl -fLO https://h/y",
+            "https://h/y.csv: ddflow reads no input from the web; download it first: curl -fLO https://h/y",
         ),
         ("ragged.csv", "ragged.csv: row 5: Expected 5 columns, got 2"),
         ("none.csv", "none.csv: there is no such file or folder"),
         ("folder", "folder: there is no file in it"),
-        ("notes.txt", "notes.txt: files of kind '.txt' are not known"),
+        ("notes.txt", "notes.txt: unknown file type '.txt'"),
     ):
         for mode in ([], ["--time", "updated_at"]):
             said = refused("diff", "monday.csv", name, "--key", "id", *mode, "-o", "out.parquet")
@@ -439,7 +439,7 @@ def test_files_that_cannot_be_read_are_refused_and_leave_nothing() -> None:
 
 def test_updates_are_no_upserts() -> None:
     run("diff", "monday.csv", *KEYED, "-o", "out.parquet")
-    assert "are those that updates carry themselves" in refused("diff", "out.parquet", "--key", "id")
+    assert "have names that ddflow reserves for updates" in refused("diff", "out.parquet", "--key", "id")
 
 
 def test_a_refused_run_leaves_an_output_that_was_there_as_it_was() -> None:
@@ -456,11 +456,11 @@ USAGE = {
     "no input": (["diff", "--key", "id"], "Missing argument 'INPUT"),
     "an unknown option": ([*DIFF, "--keys"], "No such option"),
     "an unknown verb": (["dif"], "No such command 'dif'. Did you mean 'diff'?"),
-    "two kinds of delete": ([*DIFF, "--tombstone", "op=D", "--delete", "true"], "give one of them"),
-    "json without a file": ([*DIFF, "--json"], "give -o FILE"),
-    "json into stdout": ([*DIFF, "--json", "-o", "-"], "give -o FILE"),
-    "stale without its file": ([*DIFF, "--stale", "side"], "need each other"),
-    "a file without stale": ([*DIFF, "--stale-output", "a.csv"], "need each other"),
+    "two kinds of delete": ([*DIFF, "--tombstone", "op=D", "--delete", "true"], "pass only one of them"),
+    "json without a file": ([*DIFF, "--json"], "write the rows to a file with -o FILE"),
+    "json into stdout": ([*DIFF, "--json", "-o", "-"], "write the rows to a file with -o FILE"),
+    "stale without its file": ([*DIFF, "--stale", "side"], "the reverse: pass both"),
+    "a file without stale": ([*DIFF, "--stale-output", "a.csv"], "the reverse: pass both"),
     "one file for both": ([*DIFF, *SIDE, "-o", "a.csv"], "the same file"),
     "an epoch below 1": ([*DIFF, "--state", "s", "--epoch", "0"], "greater than or equal to 1"),
 }
@@ -585,7 +585,7 @@ def test_a_terminal_sees_progress_a_table_of_the_first_rows_and_what_was_done() 
     assert code == 0
     assert re.search(r"100,000 rows, [\d,]+ rows/s, \d", shown)
     assert len(re.findall(r"^│ .* null .*│", shown, re.MULTILINE)) == 20
-    assert "... and 99,980 more; -o FILE writes all, -o - prints them" in shown
+    assert "... and 99,980 more rows; -o FILE writes all rows, -o - prints them" in shown
     assert "100,000 rows of many.parquet in 1 epoch: 100,000 updates in" in shown
     code, shown = on_a_terminal("diff", "monday.csv", "--key", "id", "-o", "-")
     assert code == 0 and shown.startswith('{"id":')

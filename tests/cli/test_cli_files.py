@@ -1,4 +1,4 @@
-"""Test the command line on irregular files: recognised, skipped, refused and held back."""
+"""Test which irregular files the command line recognises, skips, refuses or holds back."""
 
 from __future__ import annotations
 
@@ -35,15 +35,16 @@ REPLACE = ["--key", "id", "-o", "-"]
 def test_a_name_in_other_letters_is_recognised() -> None:
     Path("upper.csv").write_text("ID,City\n1,Bern\n")
     said = refused("diff", "upper.csv", "--key", "id")
-    assert "the column 'id' is missing, which every file must have; did you mean 'ID'? there are ['ID', 'City']" in said
+    lacks = "the column 'id' is missing, but every file must have it"
+    assert f"{lacks}; did you mean 'ID'? the columns are ['ID', 'City']" in said
 
 
 def test_a_wrong_delimiter_is_recognised_and_options_of_text_hold_for_every_verb() -> None:
     Path("a.csv").write_bytes("id;v\n1;Zürich\n2;NA\n".encode("latin-1"))
     said = refused("diff", "a.csv", "--key", "id")
-    assert "a.csv: the header is one column, 'id;v'; is the delimiter ';'? give --delimiter ';'" in said
+    assert "a.csv: the header is one column, 'id;v'; is the delimiter ';'? pass --delimiter ';'" in said
     Path("b.csv").write_text("id;n\n1;5,50\n")
-    assert "b.csv: row 2: Expected 1 columns, got 2: 1;5,50; is the delimiter ';'? give --delimiter ';' " in refused(
+    assert "b.csv: row 2: Expected 1 columns, got 2: 1;5,50; is the delimiter ';'? pass --delimiter ';' " in refused(
         "diff", "b.csv", "--key", "id"
     )
     text = ["--delimiter", ";", "--null", "NA", "--encoding", "latin-1"]
@@ -85,7 +86,7 @@ def test_a_pattern_in_quotes_is_expanded_here() -> None:
 
 def test_a_full_file_without_rows_deletes_everything_only_where_that_is_allowed() -> None:
     Path("nothing.csv").write_text("")
-    for name, found in (("none.csv", "it has no rows, so every key would be deleted, 4 in all; give --allow-empty"),):
+    for name, found in (("none.csv", "it has no rows, so all 4 keys would be deleted; pass --allow-empty"),):
         result = run("replace", "1.csv", name, *REPLACE, code=1)
         assert found in result.stderr
         assert len(result.stdout.splitlines()) == 4  # those of the file before
@@ -107,12 +108,12 @@ def test_a_full_file_without_rows_deletes_everything_only_where_that_is_allowed(
 def test_a_full_file_that_lacks_too_many_keys_stops_before_anything_of_it_is_written(most: str) -> None:
     first = ["1.csv"] if most in ("0", "0%") else ["1.csv", "2.csv"]
     result = run("replace", *first, "3.csv", *REPLACE, "--max-absent", most, code=1)
-    assert f"it lacks 3 of 4 keys, and --max-absent {most} lets " in result.stderr and "3.csv: replace" in result.stderr
+    assert f"lacks 3 of 4 keys, but --max-absent {most} allows" in result.stderr and "3.csv: replace" in result.stderr
     assert result.stdout == run("replace", *first, *REPLACE).stdout
     for number, name in enumerate(first):
         run("replace", name, "--key", "id", "--state", "s", "-o", f"{number}.jsonl")
     said = run("replace", "3.csv", "--key", "id", "--state", "s", "-o", "3.jsonl", "--max-absent", most, code=1).stderr
-    assert "nothing was taken in" in said
+    assert "nothing was ingested" in said
     assert not Path("3.jsonl").exists()
     assert dd.read("s", "output").num_rows == 4
     more = {"2": "3", "0": "3", "0%": "75%"}.get(most, "75%")
@@ -129,10 +130,10 @@ def test_of_a_scope_the_share_is_of_the_keys_in_it() -> None:
     Path("eu.csv").write_text("id,region\n0,EU\n200,EU\n")
     run("replace", "all.csv", "--key", "id", "--state", "s", "-o", "a.csv")
     words = ["replace", "eu.csv", "--key", "id", "--state", "s", "--scope", "region = 'EU'", "-o", "b.csv"]
-    assert "it lacks 3 of 4 keys, and --max-absent 74% lets 2 go" in run(*words, "--max-absent", "74%", code=1).stderr
+    assert "it lacks 3 of 4 keys, but --max-absent 74% allows 2" in run(*words, "--max-absent", "74%", code=1).stderr
     run(*words, "--max-absent", "75%")
     for text in ("half", "101%", "-1"):
-        assert "that is no number of keys, nor a share of them" in run(*words, f"--max-absent={text}", code=1).stderr
+        assert "that is neither a number of keys nor a share" in run(*words, f"--max-absent={text}", code=1).stderr
 
 
 BAD = {
@@ -195,7 +196,7 @@ def test_the_last_file_may_be_the_bad_one_and_all_may_be(mode: list[str]) -> Non
         assert (done["inputs"], list(done["skipped"]), done["updates"]) == (["a.csv"], ["late.csv"], 1), state
         assert "row 600,002, column 'at': " in done["skipped"]["late.csv"]
         said = run(*words, "late.csv", *state, "-o", "no.csv", code=1).stderr
-        assert "the files: all 1 are bad and were skipped; mend at least one" in said
+        assert "the files: all 1 are bad and were skipped; fix at least one" in said
         assert not Path("no.csv").exists()
 
 
@@ -235,7 +236,7 @@ def test_a_file_that_lacks_a_column_leaves_it_as_it_was_where_rows_are_merged() 
 def test_types_name_columns_of_later_runs() -> None:
     words = ["--key", "id", "--types", "zip=string", "--state", "s"]
     said = run("diff", "1.csv", *words, "-o", "a.csv").stderr
-    assert "columns: no file has 'zip', which is declared: there are ['id', 'city']\n" in said
+    assert "columns: no file has the declared column 'zip': the columns are ['id', 'city']\n" in said
     Path("zip.csv").write_text("id,zip\n1,08001\n")
     run("diff", "zip.csv", *words, "-o", "b.csv")
     assert {row["id"]: row["zip"] for row in dd.read("s", "output").to_pylist()} == {
@@ -251,7 +252,7 @@ def test_groups_of_digits_are_an_option_of_every_verb() -> None:
     words = ["--delimiter", ";"]
     for more in (["--decimal", ","], ["--thousands", "."]):
         said = run("diff", "a.csv", "--key", "id", *words, "-o", "-").stderr
-        assert "(a.csv, row 2): give --delimiter ';' --decimal ',' --thousands ., or declare" in said
+        assert "(a.csv, row 2): pass --delimiter ';' --decimal ',' --thousands ., or declare" in said
         words += more
     assert rows(run("diff", "a.csv", "--key", "id", *words, "-o", "-")) == [(1000, 1250.5, 1, 1), (2, 7.0, 1, 1)]
     assert rows(run("sql", "select 1 as one, sum(n) as s from t", "t=a.csv:key=id", *words, "-o", "-")) == [(1, 1257.5)]
@@ -261,7 +262,7 @@ def test_groups_of_digits_are_an_option_of_every_verb() -> None:
     assert "agrees with its log" in run("verify", "s", "a.csv", *words).stdout
     assert "1250.5" in run("why", "s", "1000", "a.csv", *words).stdout
     said = refused("diff", "a.csv", "--key", "id", "--thousands", ",", "--decimal", ",")
-    assert "--thousands ',': --decimal ',' is the same; give both: --decimal ',', --thousands ." in said
+    assert "--thousands ',': --decimal ',' is the same mark; use different marks: --decimal ',', --thousands ." in said
 
 
 def test_a_state_has_the_say_about_types_and_no_head_is_read() -> None:
@@ -276,8 +277,8 @@ def test_other_forms_of_numbers_and_dates_are_options_of_every_verb() -> None:
     text = "id;n;day\n1;12,50;3.1.2024\n2;7;\n"
     Path("a.csv").write_text(text)
     said = run("diff", "a.csv", "--key", "id", "--delimiter", ";", "-o", "-").stderr
-    assert "'n' is text, because of '12,50' (a.csv, row 2): give --delimiter ';' --decimal ',', or declare" in said
-    assert "'day' is text, because of '3.1.2024' (a.csv, row 2): give --delimiter ';' --dates %d.%m.%Y, or" in said
+    assert "'n' is text, because of '12,50' (a.csv, row 2): pass --delimiter ';' --decimal ',', or declare" in said
+    assert "'day' is text, because of '3.1.2024' (a.csv, row 2): pass --delimiter ';' --dates %d.%m.%Y, or" in said
     words = ["--delimiter", ";", "--decimal", ",", "--dates", "%d.%m.%Y", "--dates", "%d.%m.%Y %H:%M"]
     right = [(1, 12.5, "2024-01-03", 1, 1), (2, 7.0, None, 1, 1)]
     assert rows(run("diff", "a.csv", "--key", "id", *words, "-o", "-")) == right
@@ -290,5 +291,5 @@ def test_other_forms_of_numbers_and_dates_are_options_of_every_verb() -> None:
     assert "12.5" in run("why", "s", "1", "a.csv", *words).stdout
     Path("c.csv").write_text("id;n;day\n1;12,50;31.02.2024\n")
     said = refused("diff", "c.csv", "--key", "id", *words, "--state", "s")
-    assert "c.csv, row 2, column 'day': '31.02.2024' is not how a value of type date32[day] is written; mend it" in said
+    assert "c.csv, row 2, column 'day': '31.02.2024' does not fit the guessed type date32[day]; fix it" in said
     assert "--dates %d.%m: it has no year; write it as" in refused("diff", "a.csv", "--key", "id", "--dates", "%d.%m")

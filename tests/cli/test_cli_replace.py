@@ -1,6 +1,7 @@
-"""Test ``ddflow replace``: successive full files, with and without a state, against the files' own differences.
+"""Test ``ddflow replace``: successive full files, with and without a state, against the differences between files.
 
-``test_replace`` tests how the engine handles full contents; this file tests that files are passed as such.
+``test_replace`` tests how the engine handles full contents; this file tests that the command passes files as full
+contents.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ def test_epochs_that_were_committed_give_what_they_gave(spec: list[str]) -> None
         last = rows("diff", "4.csv", *spec, "--state", "state", "--epoch", "4")
         assert last == [row for row in whole if row["_time"] == 4]
     message = run("diff", "1.csv", *spec, "--state", "state", "--epoch", "6", code=1).stderr
-    assert "epoch 6" in message and "the last one committed is 4" in message
+    assert "epoch 6" in message and "the last committed epoch is 4" in message
     message = run("diff", "2.csv", *spec, "--state", "state", "--epoch", "1", code=1).stderr
     assert "2.csv" in message and "committed as" in message
 
@@ -99,7 +99,7 @@ def test_a_run_that_is_refused_half_way_says_what_is_committed_and_goes_on() -> 
     whole = rows("diff", "1.csv", "2.csv", *KEYED)
     (Path("bad.csv")).write_text("id,city,amount,at,op\n,Bern,1,50,U\n")
     message = run("diff", "1.csv", "bad.csv", *KEYED, "--state", "state", "-o", "out.csv", code=1).stderr
-    assert "bad.csv" in message and "are in epochs-1-1.out.csv: go on with bad.csv, --epoch 2" in message
+    assert "bad.csv" in message and "are in epochs-1-1.out.csv: continue with bad.csv, --epoch 2" in message
     assert not Path("out.csv").exists() and Path("epochs-1-1.out.csv").exists() and dd.inspect("state")["epoch"] == 1
     assert rows("diff", "1.csv", "2.csv", *KEYED, "--state", "state", "--epoch", "1") == whole
     # Nothing was committed: nothing is said of it.
@@ -109,9 +109,9 @@ def test_a_run_that_is_refused_half_way_says_what_is_committed_and_goes_on() -> 
 def test_another_plan_is_refused_by_field() -> None:
     run("diff", "1.csv", *KEYED, "--state", "state", "-o", "-")
     message = run("diff", "2.csv", "--key", "id,city", *KEYED[2:], "--state", "state", code=1).stderr
-    assert "--key of input 'input' is ['id', 'city'], and was ['id']" in message and "ddflow migrate" in message
+    assert "--key of input 'input' is ['id', 'city'], but was ['id']" in message and "ddflow migrate" in message
     message = run("diff", "2.csv", *KEYED, "--filter", "amount > 1", "--state", "state", code=1).stderr
-    assert "output 'output' is input.filter('amount > 1'), and was input" in message
+    assert "output 'output' is input.filter('amount > 1'), but was input" in message
     run("diff", "2.csv", *KEYED, "--types", "amount=string", "--state", "state", code=1)
     assert dd.inspect("state")["epoch"] == 1
 
@@ -141,7 +141,7 @@ def test_stale_events_are_given_again_too() -> None:
 
 @pytest.mark.parametrize("words", [["--epoch", "1"], ["--memory", "1GB"], ["--retain", "3"], ["--trust", "group"]])
 def test_options_of_a_state_need_one(words: list[str]) -> None:
-    assert "give --state FOLDER too" in re.sub(r"[│\s]+", " ", run("diff", "1.csv", *KEYED, *words, code=2).output)
+    assert "pass --state FOLDER too" in re.sub(r"[│\s]+", " ", run("diff", "1.csv", *KEYED, *words, code=2).output)
 
 
 def test_a_state_that_is_none_is_refused() -> None:

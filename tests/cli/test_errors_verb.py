@@ -1,4 +1,4 @@
-"""Test the index of errors: it has every class with meaning and fix, and the shell prints it."""
+"""Test the index of errors: it has every error class with its meaning and fix, and the shell prints the index."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_every_class_has_an_entry_and_one_place() -> None:
 
 def test_the_shell_prints_one_or_all() -> None:
     code, text = run("NullKey")
-    assert code == 0 and text.startswith("NullKey: An event has no key") and "Remedy: give the key" in text
+    assert code == 0 and text.startswith("NullKey: An event has no key") and "Remedy: set the key" in text
     assert run("ddflow.errors.NullKey") == (0, text)
     code, text = run()
     assert code == 0 and [each for each in EVERY if f"  {each.__name__} " not in text] == []

@@ -1,4 +1,4 @@
-"""Test ``ddflow evolve`` and logs from before a change, for columns that outgrow their type."""
+"""Test ``ddflow evolve`` and logs that are older than a change of columns, for columns that outgrow their type."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_state_that_grew_a_column_is_checked_against_its_own_log() -> None:
 @pytest.mark.parametrize("kind", ["int64", "double", "decimal(12,2)", "string"])
 def test_a_log_of_narrower_types_and_fewer_columns_is_one_still(kind: str) -> None:
     said = run("evolve", "state", "--types", f"n={kind},day=timestamp", "--types", "note=string").output
-    assert "note of input is string, and is new" in said
+    assert "note of input is string (new)" in said
     assert "state: 3 rows and 0 waiting events rewritten (epoch 2)" in said
     assert "agrees with its log" in run("verify", "state", *DAYS).output
     pq.write_table(
@@ -58,14 +58,14 @@ def test_a_log_of_narrower_types_and_fewer_columns_is_one_still(kind: str) -> No
 def test_what_was_done_is_said_as_json_and_twice_is_nothing() -> None:
     told = json.loads(run("evolve", "state", "--types", "n=double", "--json").output)
     assert told["columns"] == {"input": {"n": ["int32", "double"]}} and told["versions"] == 3
-    assert run("evolve", "state", "--types", "n=double").output == "state has these columns already (epoch 2)\n"
+    assert run("evolve", "state", "--types", "n=double").output == "state already has these columns (epoch 2)\n"
 
 
 def test_what_cannot_be_is_refused_and_named() -> None:
     before = sorted(Path("state").rglob("*"))
     for types, found in (
-        ("id=string", "column 'id' of input 'input' is string, and was int64; it decides (key)"),
-        ("n=int8", "it is int32, which cannot be widened to that"),
+        ("id=string", "column 'id' of input 'input' is string, but was int64; it decides between events (key)"),
+        ("n=int8", "it is int32, which cannot be widened to int8"),
         ("n=what", "type 'what': there is no such type"),
     ):
         assert found in run("evolve", "state", "--types", types, code=1).output
@@ -90,8 +90,8 @@ def test_a_new_column_that_may_be_misspelled_is_refused_and_one_of_a_flow_of_mes
     with raises(dd.errors.SpecError):
         dd.evolve("two", {"b": {"weight": "double"}})
     found = run("evolve", "two", "--types", "weight=double", "--input", "b", code=1).output
-    assert "did you mean 'weight_kg'?" in found and "taken in by the flow that declares it" in found
-    with pytest.warns(UserWarning, match=r"'weight' of input 'b' is new in this state, which keeps it for good"):
+    assert "did you mean 'weight_kg'?" in found and "declare it in the flow that opens the state" in found
+    with pytest.warns(UserWarning, match=r"'weight' of input 'b' is new in this state, and permanent"):
         wide.open("two").close()
     assert dd.evolve("two", {"b": {"note": "string"}}).columns == {"b": {"note": (None, "string")}}
 
@@ -131,14 +131,14 @@ def test_an_output_is_taken_out_and_the_message_said_how() -> None:
     with pytest.raises(PlanChanged) as refused:
         flow("orders").open("two")
     command = (
-        format_error_text(refused.value.message, ShellSyntax({})).partition("first with ddflow ")[2].partition(";")[0]
+        format_error_text(refused.value.message, ShellSyntax({})).partition("first run ddflow ")[2].partition(";")[0]
     )
     assert command.split()[2:] == ["--drop-output", "by_city", "--drop-output", "all"]
     said = run("evolve", "two", *command.split()[2:]).output
-    assert "by_city is no output of two any more\nall is no output of two any more\n" in said
-    assert "no output is made of the input cities now; it stays" in said
-    assert "to take it out, too: ddflow evolve two --drop-input cities\n" in said
-    assert "are free once ddflow gc has deleted the versions before (epoch 1)" in said
+    assert "by_city is no longer an output of two\nall is no longer an output of two\n" in said
+    assert "no output reads the input cities now; it stays" in said
+    assert "to remove it too: ddflow evolve two --drop-input cities\n" in said
+    assert "when it deletes the older versions (epoch 1)" in said
     with flow("orders").open("two") as engine:
         assert engine.step({"orders": [{"id": 2, "city": "Rome"}]})["orders"].num_rows == 1
     with flow("orders", "by_city").open("two") as engine:
@@ -146,15 +146,15 @@ def test_an_output_is_taken_out_and_the_message_said_how() -> None:
     told = json.loads(run("evolve", "two", "--drop-output", "by_city", "--json").output)
     assert (told["outputs"], told["unused"], told["columns"], told["epoch"]) == (["by_city"], [], {}, 3)
     assert told["freed"] > 0
-    assert "cities is no input of two any more\n" in run("evolve", "two", "--drop-input", "cities").output
+    assert "cities is no longer an input of two\n" in run("evolve", "two", "--drop-input", "cities").output
     refused_by = run("evolve", "two", "--drop-input", "orders", code=1).output
-    assert "the outputs ['orders'] are made of it; they are all that it has" in refused_by
+    assert "the outputs ['orders'] depend on it; the state has no other outputs" in refused_by
 
 
 def test_what_has_no_place_beside_an_output_that_goes_is_refused() -> None:
-    assert "or what goes (--drop-output, --drop-input)" in run("evolve", "state", code=2).output
+    assert "or names to remove (--drop-output, --drop-input)" in run("evolve", "state", code=2).output
     assert "(--types), or" in run("evolve", "state", "--types", "n=double", "--drop-output", "input", code=2).output
-    assert "is --drop-input NAME" in run("evolve", "state", "--drop-output", "a", "--input", "input", code=2).output
+    assert "pass --drop-input NAME" in run("evolve", "state", "--drop-output", "a", "--input", "input", code=2).output
     assert "did you mean 'output'?" in run("evolve", "state", "--drop-output", "outptu", code=1).output
     assert "it has no other" in run("evolve", "state", "--drop-output", "output", code=1).output
-    assert "they are all that it has" in run("evolve", "state", "--drop-input", "input", code=1).output
+    assert "the state has no other outputs" in run("evolve", "state", "--drop-input", "input", code=1).output

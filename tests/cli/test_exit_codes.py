@@ -1,4 +1,4 @@
-"""Test that each documented exit code occurs, and that the documentation lists no others."""
+"""Test that each documented exit code occurs, and that the documentation lists no other exit codes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Test ``verify``, ``migrate`` and ``why`` on states that ``ddflow replace`` fed."""
+"""Test ``verify``, ``migrate`` and ``why`` on states whose input came from ``ddflow replace``."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_log_of_full_files_brings_no_deleted_key_back() -> None:
     assert "agrees with its log" in run("verify", "daily", "d1.csv", "d2.csv").stdout
     said = run("why", "daily", "1", "d1.csv", "d2.csv").stdout
     assert "its input was fed full contents (epochs 1 to 2)" in said
-    assert said.splitlines()[-1] == "  at 2: deleted: full contents do not name it"
+    assert said.splitlines()[-1] == "  at 2: deleted: full contents lack it"
     again = json.loads(run("why", "new", "1", "d1.csv", "d2.csv", "--json").stdout)
     assert [row["verdict"] for row in again["story"] if row["what"] in ("event", "absent")] == ["applied", "absent"]
 
@@ -71,7 +71,7 @@ def test_a_log_that_lacks_a_full_file_is_refused_unless_it_is_marked() -> None:
         ["migrate", state, "new", "d2.csv", "--key", "id", "-o", "net.csv"],
     ):
         said = run(*words, code=1).stderr
-        assert "the state was fed full contents (epochs 1 to 2); that is 2 calls; the log has 1 part" in said
+        assert "the state was fed full contents (epochs 1 to 2); that is 2 calls, but the log has 1 unmarked" in said
         assert "--full FILE" in said
         assert not Path("new").exists() and not Path("net.csv").exists()
         run(*words, "--full", "d2.csv")
@@ -97,7 +97,7 @@ def test_a_mixed_log_is_told_by_its_number_of_files_or_by_marks() -> None:
     assert "a part of the log is marked with the scope \"region = 'US'\"" in said
     assert ids(state) == [4, 5]
     story = run("why", state, "2", *log, "--full", "d2.csv", "--full", "eu.csv").stdout
-    assert "  at 3: deleted: full contents of the scope \"region = 'EU'\" do not name it" in story
+    assert "  at 3: deleted: full contents of the scope \"region = 'EU'\" lack it" in story
 
 
 def test_marks_name_files_of_the_log() -> None:
@@ -109,7 +109,7 @@ def test_marks_name_files_of_the_log() -> None:
     run("verify", state, "log", "--full", "log/*.csv")
     run("verify", state, "log", "--full", "d?.csv")
     for words, said in (
-        (["--full", "d3.csv"], "--full d3.csv: none of the files of the log is that"),
+        (["--full", "d3.csv"], "--full d3.csv: no file of the log matches it"),
         (["--scope", "id > 1"], "name their files with --full"),
     ):
         for verb in (
@@ -119,7 +119,7 @@ def test_marks_name_files_of_the_log() -> None:
         ):
             assert said in re.sub(r"[│\s]+", " ", run(*verb, *words, code=2).output)
     run("diff", "d1.csv", "--key", "id", "--state", "events", "-o", "e.csv")
-    assert "give it as events, without a mark" in run("verify", "events", "d1.csv", "--full", "d1.csv", code=1).stderr
+    assert "pass it as events, without a mark" in run("verify", "events", "d1.csv", "--full", "d1.csv", code=1).stderr
 
 
 def test_a_scope_is_said_where_the_state_has_forgotten_it() -> None:
@@ -131,13 +131,13 @@ def test_a_scope_is_said_where_the_state_has_forgotten_it() -> None:
     run("verify", "s", *log)
     run("gc", "s", "--forget")
     said = run("verify", "s", *log, code=1).stderr
-    assert "2 calls that are not kept one by one (epochs up to 2: 1 of events, 1 of full contents, 0 restated)" in said
+    assert "2 calls without details (epochs up to 2: 1 of events, 1 of full contents, 0 restated)" in said
     assert "1 rows missing" not in run("verify", "s", *log, "--full", "eu.csv", "--scope", "region = 'EU'").stdout
     said = run("verify", "s", *log, "--full", "eu.csv", code=1).stdout
     assert "extra (id=4)" in said and "DIFFERS" in said
     shown = run("inspect", "s").stdout
-    assert re.search(r"input +1 to 2 +1 +events, not kept one by one", shown)
-    assert re.search(r"input +1 to 2 +1 +full contents, not kept one by one", shown)
+    assert re.search(r"input +1 to 2 +1 +events, only counted", shown)
+    assert re.search(r"input +1 to 2 +1 +full contents, only counted", shown)
 
 
 def test_inspect_shows_the_last_of_many_ways() -> None:

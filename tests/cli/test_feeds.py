@@ -1,4 +1,4 @@
-"""Test feeds that change from day to day, on the shell: the final contents equal a dict's.
+"""Test feeds that change from day to day, on the shell: the final contents equal those of a dict.
 
 A seed generates each feed: some days of rows, and one kind of change that real feeds have. The feed is read in one run,
 and in runs that continue a state from any point.
@@ -176,7 +176,7 @@ def test_a_line_says_which_columns_come_and_go(ending: str) -> None:
     rest = f" and {more} more" if more else ""
     assert f"columns: new 'label' ({first}); missing 'name' ({first}{rest})\n" in said
     said = run("diff", *files, "--key", "id", "-o", "no.csv", "--strict-columns", code=1).stderr
-    assert f"the columns of the files: new 'label' ({first}); missing 'name' ({first}{rest}); mend the files" in said
+    assert f"the columns of the files: new 'label' ({first}); missing 'name' ({first}{rest}); fix the files" in said
     assert not Path("no.csv").exists()
     said = run("diff", *files[:at], "--key", "id", "--state", "s", "-o", "a.csv").stderr
     assert "columns:" not in said
@@ -194,9 +194,7 @@ def test_a_type_that_widens_after_a_state_says_what_to_type(change: str, ending:
     run("diff", *files[:at], *words, f"a{ending}")
     said = run("diff", *files[at:], *words, f"b{ending}", code=1).stderr
     assert f"{at}{ending}, " in said and "column 'n': " in said
-    assert (
-        "is not how a value of type int64 is written; mend it, or declare the type that fits: ddflow evolve s" in said
-    )
+    assert "does not fit the guessed type int64; fix it, or declare the type that fits: ddflow evolve s" in said
     line = said.split("that fits: ddflow ")[1].split(";")[0].split()
     assert line == ["evolve", "s", "--types", "n=double" if change == "widened" else "n=string"]
     run(*line)

@@ -69,7 +69,7 @@ def test_a_feed_becomes_differences_counts_and_answers(feed: Path) -> None:
 def test_a_declared_column_that_no_message_has_is_told(feed: Path) -> None:
     every = ["diff", feed, "-k", "id", "--format", "debezium", "-o", "-", "--types", "piad=double"]
     result = CliRunner().invoke(app, list(map(str, every)))
-    says = "columns: no message looked at has 'piad', which is declared: did you mean 'paid'? there are ['id', 'city',"
+    says = "columns: no examined message has the declared column 'piad': did you mean 'paid'? the columns are ["
     assert result.exit_code == 0 and says in result.stderr
     assert json.loads(result.stdout) == ROW
 
@@ -145,16 +145,18 @@ def test_a_field_of_connect_has_one_type(field: dict[str, Any], kind: pa.DataTyp
 
 
 def test_what_cannot_be_read_says_so(feed: Path, tmp_path: Path) -> None:
-    assert "of messages: debezium, debezium-flat, maxwell" in ran("diff", feed, "-k", "id", "--format", "deb", code=1)
-    assert "write kcat: and one of" in ran("diff", feed, "-k", "id", "--format", "kcat:csv", code=1)
+    assert "or a message format: debezium, debezium-flat, maxwell" in ran(
+        "diff", feed, "-k", "id", "--format", "deb", code=1
+    )
+    assert "write kcat: with one of" in ran("diff", feed, "-k", "id", "--format", "kcat:csv", code=1)
     says = ran("diff", feed, "-k", "id", "--format", "canal", code=1)
-    assert "its messages do not tell types; declare all columns: --types" in says
+    assert "its messages do not contain types; declare all columns: --types" in says
     assert "the first messages have no row" in ran("diff", feed, "-k", "id", "--format", "maxwell", code=1)
     assert "use ddflow diff" in ran("replace", feed, "-k", "id", "--format", "debezium", code=2)
     assert "write o=FILE:key=COLUMNS" in ran("sql", "select * from o", f"o={feed}", "--format", "debezium", code=2)
     bad = tmp_path / "bad.jsonl"
     bad.write_text(feed.read_text() + "\n{\n")
-    assert "line 6: it is no JSON" in ran("diff", bad, "-k", "id", "--format", "debezium", code=1)
+    assert "line 6: it is not valid JSON" in ran("diff", bad, "-k", "id", "--format", "debezium", code=1)
 
 
 def test_bad_messages_are_counted_and_written_aside(feed: Path, tmp_path: Path) -> None:
@@ -162,8 +164,10 @@ def test_bad_messages_are_counted_and_written_aside(feed: Path, tmp_path: Path) 
     lines = feed.read_text().split("\n")
     bad.write_text("\n".join([lines[0], "{", *lines[1:]]))
     of, dropping = ("--format", "debezium"), ("--format", "debezium", "--on-bad", "drop")
-    assert "or leave it out with --on-bad drop; nothing was taken in" in ran("diff", bad, "-k", "id", *of, code=1)
-    written = [{"message": b"{", "position": "line 2", "reason": "it is no JSON", "_time": 1, "_diff": 1}]
+    assert "or skip bad messages with --on-bad drop, which needs a new state; nothing was ingested" in ran(
+        "diff", bad, "-k", "id", *of, code=1
+    )
+    written = [{"message": b"{", "position": "line 2", "reason": "it is not valid JSON", "_time": 1, "_diff": 1}]
     for words in (
         ("diff", bad, "-k", "id", *dropping),
         ("count", bad, "-k", "id", *dropping),
@@ -173,9 +177,9 @@ def test_bad_messages_are_counted_and_written_aside(feed: Path, tmp_path: Path) 
         assert (done["verdicts"]["bad"] if "verdicts" in done else done["bad"]) == 1
         assert pq.read_table(aside).to_pylist() == written
         said = CliRunner().invoke(app, [*map(str, words), "-o", str(out), "--overwrite"]).stderr
-        assert "bad 1\n1 message could not be read: --bad-output FILE writes them, with reasons" in said
-        assert "say which they are, such as" in ran(*words[:-4], *words[-2:], code=2)
-        assert "give --on-bad" in ran(*words[:-2], "--bad-output", aside, code=2)
+        assert "bad 1\n1 message could not be read: --bad-output FILE saves them, with the reasons" in said
+        assert "pass one, such as" in ran(*words[:-4], *words[-2:], code=2)
+        assert "requires --on-bad" in ran(*words[:-2], "--bad-output", aside, code=2)
         assert "--on-bad keep; use one of ['stop', 'drop']" in ran(*words[:-1], "keep", code=1)
         assert "name the same file" in ran(*words, "-o", aside, "--bad-output", aside, code=2)
     ran("diff", bad, "-k", "id", *dropping, "--state", tmp_path / "state", "-o", out, "--overwrite")

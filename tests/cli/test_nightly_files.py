@@ -32,10 +32,13 @@ def test_counts_of_full_files_know_who_is_gone(tmp_path: Path, monkeypatch: pyte
     full = run(*words, "--full")
     assert json.loads(full.stdout)["count"] == 1
     assert full.stderr.startswith("3 rows of 2 files in 2 epochs: 3 updates, 1 count in ")
-    assert "lets 0 go" in refused(*words, "--full", "--max-absent", "0")
-    for given, says in (("--max-absent", "--max-absent is of full files"), ("--scope", "--scope is of full files")):
+    assert "allows 0" in refused(*words, "--full", "--max-absent", "0")
+    for given, says in (
+        ("--max-absent", "--max-absent works only with full files"),
+        ("--scope", "--scope works only with full files"),
+    ):
         assert says in run(*words, given, "1", code=2).stderr.replace("\n", " ")
-    assert "--order-by is of events" in run(*words, "--full", "--order-by", "id", code=2).stderr
+    assert "--order-by works only with events" in run(*words, "--full", "--order-by", "id", code=2).stderr
 
 
 def test_the_rows_of_a_skipped_file_do_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,14 +99,14 @@ def test_a_marked_file_of_semicolons_is_asked_for_its_delimiter(
 def test_standard_input_without_a_header(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("1.csv").write_text("7,Bern\n")
-    assert "its first row is read as the names of its columns" in refused("replace", "1.csv", "--key", "id")
+    assert "its first row is read as the header" in refused("replace", "1.csv", "--key", "id")
 
 
 def test_commas_between_values_of_an_output_are_hinted_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("1.csv").write_text("id,city,ward\n1,Bern,IPS\n")
     run("diff", "1.csv", "--key", "id", "--state", "s", "-o", "o.parquet")
-    assert "a word of its own" in run("why", "s", "output", "city=Bern,ward=IPS").stderr
+    assert "a separate argument" in run("why", "s", "output", "city=Bern,ward=IPS").stderr
     assert run("why", "s", "output", "city=Bern", "ward=IPS").stderr == ""
 
 
@@ -115,12 +118,14 @@ def test_an_interrupted_run_says_what_is_committed(capsys: pytest.CaptureFixture
         Engine.epoch = 5
         raise KeyboardInterrupt
     assert code.value.exit_code == 130
-    assert capsys.readouterr().err.startswith("ddflow: interrupted; epochs 4 to 5 are committed: the same files with ")
+    assert capsys.readouterr().err.startswith(
+        "ddflow: interrupted; epochs 4 to 5 are committed: to write their rows again "
+    )
     with pytest.raises(SystemExit) as end, exit_on_errors(False), WrittenEpochs(Engine.epoch).explain_stop(Engine):
         Engine.epoch = 6
         raise SystemExit(143)
     assert end.value.code == 143
-    assert capsys.readouterr().err.startswith("ddflow: terminated; epoch 6 is committed: the same files with ")
+    assert capsys.readouterr().err.startswith("ddflow: terminated; epoch 6 is committed: to write their rows again ")
 
 
 def test_files_that_a_state_has_taken_already_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +133,7 @@ def test_files_that_a_state_has_taken_already_are_noticed(tmp_path: Path, monkey
     for day in (1, 2, 3):
         Path(f"{day}.csv").write_text(f"id,n\n1,{day}\n")
     days, words = ("1.csv", "2.csv", "3.csv"), ("--key", "id", "--state", "s", "--overwrite", "-o", "o.csv")
-    says = "1.csv, epoch 4 now, has the rows of epoch 1 again; if that was not meant, go back at once (ddflow "
+    says = "1.csv, now epoch 4, has the same rows as epoch 1; if you did not intend this, go back at once (ddflow "
     assert "again" not in run("replace", "1.csv", *days, *words).stderr  # the second 1.csv changes nothing
     assert says.replace("4", "5") in run("replace", *days, *words).stderr
     assert "again" not in run("replace", *days, *words, "--epoch", "2").stderr
@@ -144,8 +149,8 @@ def test_rows_of_committed_epochs_are_kept_where_a_run_stops(tmp_path: Path, mon
     Path("11.csv").write_text("id,n\n1,1\n1,2\n")
     words = ("--key", "id", "--state", "s", "-o")
     said = run("replace", *(f"{day:02}.csv" for day in range(1, 13)), *words, "o.jsonl", code=1).stderr
-    says = "epochs 1 to 10 are committed, the rows of epochs 1 to 10 are in epochs-1-10.o.jsonl: go on with 11.csv and "
-    assert says + "the 1 behind it, --epoch 11, into another file" in said and not Path("o.jsonl").exists()
+    says = "epochs 1 to 10 are committed, the rows of epochs 1 to 10 are in epochs-1-10.o.jsonl: continue with 11.csv "
+    assert says + "and 1 more file, --epoch 11, into another file" in said and not Path("o.jsonl").exists()
     Path("11.csv").write_text("id,n\n11,11\n")
     run("replace", "11.csv", "12.csv", *words, "rest.jsonl", "--epoch", "11")
     run("replace", *(f"{day:02}.csv" for day in range(1, 13)), "--key", "id", "-o", "all.jsonl")
@@ -159,7 +164,7 @@ def test_full_files_that_are_counted_as_upserts_are_hinted_at(tmp_path: Path, mo
     for day in (1, 2, 3):
         Path(f"{day}.csv").write_text("id,city\n" + "".join(f"{i},Bern\n" for i in range(day, 50 + day)))
     days = ("1.csv", "2.csv", "3.csv", "--key", "id")
-    says = "2 keys are not in the last one: where each file holds all rows, so that these are gone, "
+    says = "2 keys are not in the last file: if each file holds all rows, so that these keys are deleted, "
     assert says + "add --full" in run("count", *days, "--net", "-o", "-").stderr
     assert says + "use ddflow replace" in run("diff", *days, "-o", "-").stderr
     Path("2.csv").write_text("id,city\n" + "".join(f"{i},Bern\n" for i in range(80, 120)))
@@ -172,7 +177,7 @@ def test_numbers_in_names_that_sort_as_text_are_named(tmp_path: Path, monkeypatc
     Path("o").mkdir()
     for day in (1, 2, 10):
         Path(f"o/{day}. März.csv").write_text(f"id,n\n1,{day}\n")
-    says = "o/10. März.csv is read before 2. März.csv, because names sort as text: write the numbers in them with "
+    says = "o/10. März.csv is read before 2. März.csv, because names sort as text: pad the numbers in them with "
     for given in ("o", "o/*.csv"):
         with pytest.warns(UserWarning, match=r"read before 2. März.csv.*\(02. März.csv\)") as found:
             run("diff", given, "--key", "id", "-o", "-")
@@ -194,19 +199,19 @@ def test_a_name_before_equals_that_is_nearly_the_key_is_no_value(
     Path("1.csv").write_text("meter,city\nA,Bern\nmeters=A,Chur\n")
     run("diff", "1.csv", "--key", "meter", "--state", "s", "-o", "-")
     assert (
-        "there is no key column 'meters'; did you mean 'meter'? there are ['meter']; a value that is so is "
-        "meter=meters=A" in refused("why", "s", "meters=A")
+        "there is no key column 'meters'; did you mean 'meter'? the columns are ['meter']; if this text is the value, "
+        "write meter=meters=A" in refused("why", "s", "meters=A")
     )
     assert "there is no key column 'city'" in refused("why", "s", "city=Bern")
     assert "Chur" in run("why", "s", "meter=meters=A").stdout
-    assert "'x=A' is taken as a value of the key 'meter'" in run("why", "s", "x=A").stderr
+    assert "'x=A' is read as a value of the key 'meter'" in run("why", "s", "x=A").stderr
 
 
 def test_a_file_of_utf_16_is_known_by_its_mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("1.csv").write_bytes("id,city\n1,Bern\n2,Chur\n".encode("utf-16"))
     said = refused("replace", "1.csv", "--key", "id")
-    assert "1.csv: it begins with the mark of UTF-16; give --encoding utf-16" in said
+    assert "1.csv: it begins with the byte order mark of UTF-16; pass --encoding utf-16" in said
     assert "2 rows" in run("replace", "1.csv", "--key", "id", "--encoding", "utf-16", "-o", "-").stderr
 
 
@@ -227,19 +232,19 @@ def test_a_file_that_is_no_plain_table_is_named_as_what_it_is(tmp_path: Path, mo
         return refused("replace", name, "--key", "id", *how)
 
     for encoding in ("utf-8", "cp1252", "latin-1"):
-        assert "zip.csv: it is a zip archive, as workbooks are, too; unpack it" in said(
+        assert "zip.csv: it is a zip archive, perhaps an Excel workbook; unpack it" in said(
             "zip.csv", "--encoding", encoding
         )
-        assert "gzip.csv: it is packed by gzip; end its name with .gz" in said("gzip.csv", "--encoding", encoding)
+        assert "gzip.csv: it is compressed with gzip; add .gz to its name" in said("gzip.csv", "--encoding", encoding)
     assert "it is not CP1252 (" in said("hex.csv", "--encoding", "cp1252")
-    assert "give the encoding that it is in" in said("hex.csv", "--encoding", "cp1252")
-    excel = "its first line is 'sep=;', which is for Excel alone; delete that line"
-    assert f"{excel}, and give --delimiter ';'" in said("semi.csv")
+    assert "pass its encoding, or write" in said("hex.csv", "--encoding", "cp1252")
+    excel = "its first line is 'sep=;', which only Excel reads; delete that line"
+    assert f"{excel}, and pass --delimiter ';'" in said("semi.csv")
     assert said("semi.csv", "--delimiter", ";").strip().endswith(excel)
-    assert "'sep=,', which is for Excel alone; delete that line" in said("comma.csv")
+    assert "'sep=,', which only Excel reads; delete that line" in said("comma.csv")
     assert "if the first line, 'Cities of March', is a title, delete it" in said("title.csv")
-    assert "if its first line is a title, delete that" in said("wide.csv", "--delimiter", ";")
-    assert "text also with .gz or .zst behind; or say what it holds, as in --format csv" in said("plain.txt")
+    assert "if its first line is a title, delete the line" in said("wide.csv", "--delimiter", ";")
+    assert "text also with .gz or .zst after it; or pass its format, as in --format csv" in said("plain.txt")
     run("replace", "plain.txt", "--key", "id", "--format", "csv", "-o", "out.csv")
     assert "--format" not in refused("replace", "out.csv", "--key", "id", "-o", "out.xls")
 
@@ -254,7 +259,7 @@ def test_a_name_that_is_composed_otherwise_is_told_apart(tmp_path: Path, monkeyp
     monkeypatch.chdir(tmp_path)
     Path("1.csv").write_text("Zähler,city\n1,Bern\n")
     said = refused("replace", "1.csv", "--key", unicodedata.normalize("NFD", "Zähler"))
-    assert "its letters are composed otherwise in 'Zähler' (unicodedata.normalize); copy the name from" in said
+    assert "'Zähler' has these letters in another Unicode form (unicodedata.normalize); copy it from" in said
 
 
 def test_a_query_that_selects_nothing_is_refused_in_words_of_sql(
@@ -263,7 +268,7 @@ def test_a_query_that_selects_nothing_is_refused_in_words_of_sql(
     monkeypatch.chdir(tmp_path)
     Path("1.csv").write_text("id,city\n1,Bern\n")
     said = refused("sql", "select from z", "z=1.csv:key=id")
-    assert "SELECT names no column at line 1, column 13; name one at least, or *" in said
+    assert "SELECT names no column at line 1, column 13; name at least one column, or *" in said
 
 
 def test_a_read_file_whose_time_alone_differs_has_a_way_back(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def test_verify_ends_with_0_where_they_agree_and_1_where_they_do_not(state: str)
     assert "agrees with its log: 3 rows, 6 events" in run("verify", state, "a.csv", "b.csv")
     said = run("verify", state, "b.csv", code=1)
     assert "DIFFERS from its log: 0 rows missing, 0 extra, 1 different" in said
-    assert "different (id=2): the state has (id=2, city='007', at=2), the log (id=2, city='Bern'" in said
+    assert "different (id=2): the state has (id=2, city='007', at=2), the log has (id=2, city='Bern'" in said
     found = as_json("verify", state, "b.csv", "--input", "orders", "--memory", "16MB", code=1)
     assert not found["ok"] and found["inputs"]["orders"]["different"] == 1
     assert "did you mean 'orders'?" in run("verify", state, "a.csv", "--input", "order", code=1)
@@ -64,7 +64,7 @@ def test_verify_ends_with_0_where_they_agree_and_1_where_they_do_not(state: str)
 
 
 def test_fsck_ends_with_1_and_names_the_file(state: str) -> None:
-    assert "epoch 2: whole; " in run("fsck", state)
+    assert "epoch 2: no problems; " in run("fsck", state)
     assert as_json("fsck", state)["ok"]
     hurt = next(path for path in files(Path(state)) if path.suffix == ".arrow")
     hurt.write_bytes(hurt.read_bytes()[:-8])
@@ -102,7 +102,7 @@ def test_why_tells_winners_and_losers(state: str) -> None:
     assert run("why", state, "id=2") == said[: said.index("its 2 events")]
     found = as_json("why", state, "3", "a.csv", "b.csv")
     assert [row["verdict"] for row in found["story"]] == [None, None, "applied", "applied"]
-    assert "'x' is no int64" in run("why", state, "x", code=1)
+    assert "'x' is not a valid int64" in run("why", state, "x", code=1)
     assert "there is no key column 'idd'; did you mean 'id'" in run("why", "state", "idd=2", code=1)
 
 
@@ -124,8 +124,8 @@ def test_export_writes_collections_whole_or_not_at_all(state: str) -> None:
     assert found["written"] == [{"name": "../by city", "rows": 2, "file": "c.csv"}] and found["as_of"] == 1
     assert sorted(Path("c.csv").read_text().splitlines()) == ['"007",1', '"Bern",2', '"city","count"']
     assert "since is -1" in run("export", state, "--as-of", "-5", "orders", code=1)
-    assert "that is no int64" in run("export", state, "--as-of", "soon", "orders", code=1)
-    assert "a day or a moment is a time where" in run("export", state, "--as-of", "2026-11-07", "orders", code=1)
+    assert "that is not an int64" in run("export", state, "--as-of", "soon", "orders", code=1)
+    assert "to use days or timestamps, begin with" in run("export", state, "--as-of", "2026-11-07", "orders", code=1)
     assert "did you mean 'orders'?" in run("export", state, "order", code=1)
     run("export", state, "orders", "cities", "-o", "d.csv", code=2)
     run("export", state, "orders", "-o", "-", code=2)
@@ -173,16 +173,18 @@ def test_the_first_file_of_a_state_says_of_what_type_times_are(tmp_path: Path, m
         out = run(*line, "2.csv", "-o", "-", "--overwrite", "--at", then)
         assert said in out, out
     line = "diff", "--key", "id", "--state", "numbers", "-o", "no.csv"
-    assert "2 of them" in run(*line, "1.csv", "2.csv", "--at", "10", code=2)
+    assert "but there are 2" in run(*line, "1.csv", "2.csv", "--at", "10", code=2)
     assert "write a day (2026-11-26)" in run(*line, "1.csv", "--at", "soon", code=2)
-    assert "give one like 9" in run(*line, "1.csv", "--at", "2026-11-26", code=1)
-    assert "give --state FOLDER" in run("diff", "1.csv", "--key", "id", "--at", "7", code=2)
+    assert "pass a time like 9" in run(*line, "1.csv", "--at", "2026-11-26", code=1)
+    assert "pass --state FOLDER" in run("diff", "1.csv", "--key", "id", "--at", "7", code=2)
     assert "--at is the time of a step" in run(*line, "1.csv", "--time", "id", "--at", "7", code=2)
     Path("bad.csv").write_text("id,city\n,Bern\n")
     line = "diff", "--key", "id", "--types", "id=int64", "--state", "begun", "-o", "no.csv"
     assert "is null" in run(*line, "bad.csv", "--at", "2026-11-26", code=1)
     for given in ((), ("--at", "7")):
-        assert "are date32[day], as was said with a file that was refused" in run(*line, "1.csv", *given, code=1)
+        assert "are date32[day], because the first file, which was refused, said so" in run(
+            *line, "1.csv", *given, code=1
+        )
     assert not Path("no.csv").exists()
 
 
@@ -221,14 +223,14 @@ def test_times_that_are_no_numbers_are_written_as_their_type_is(
     assert Path("v.jsonl").read_text() == '{"k":"a=b","n":1}\n'
     assert "agrees" in run("verify", "state", "log.parquet")
     said = run("why", "state", "a=b", "log.parquet")
-    assert "from 1970-01-02 00:00:00: (k='a=b', n=2)" in said and "times are their own" in said
+    assert "from 1970-01-02 00:00:00: (k='a=b', n=2)" in said and "with their own times" in said
     said = run("why", "state", "ns", "n=1", "--as-of", "1970-01-01 12:00:00")
     assert said.startswith(
         "1 row of 'ns' as of 1970-01-01 12:00:00\n  (n=1)\nis made of 1 row of 'v'\n  (k='a=b', n=1)"
     )
     absent, now = run("why", "state", "ns", "n=1").splitlines(), "1970-01-02 03:46:39.999000"
-    assert absent[:2] == [f"no row of 'ns' has these values as of {now}", "0 rows of input 'v' have them"]
-    assert "no time of type timestamp[ms]; give a time like 1970-01-01 00:00:00" in run(
+    assert absent[:2] == [f"no row of 'ns' has these values as of {now}", "0 rows of input 'v' have these values"]
+    assert "not a time of type timestamp[ms]; pass a time like 1970-01-01 00:00:00" in run(
         "why", "state", "ns", "n=1", "--as-of", "noon", code=1
     )
 
@@ -247,7 +249,7 @@ def test_times_that_are_days_are_shown_and_understood_as_days(tmp_path: Path, mo
         "2024-01-02",
     ]
     said = run("inspect", "s")
-    assert "last 2024-01-02, frontier 2024-01-03, readable from 2024-01-01" in said
+    assert "last 2024-01-02, frontier 2024-01-03, readable since 2024-01-01" in said
     assert "advance_to  2024-01-03" in said and "1972" not in said
     found = as_json("inspect", "s")
     assert (found["last"], found["frontier"], found["time_type"]) == (19724, 19725, "date32[day]")
@@ -262,7 +264,7 @@ def test_times_that_are_days_are_shown_and_understood_as_days(tmp_path: Path, mo
     assert (
         "as of 2023-12-31: since is 2024-01-01: it can be read from 2024-01-01 up to, not including, 2024-01-03" in gone
     )
-    assert "that is no time of type date32[day]; give a time like 1970-01-01" in run(
+    assert "that is not a time of type date32[day]; pass a time like 1970-01-01" in run(
         "export", "s", "-o", "gone.csv", "--as-of", "soon", code=1
     )
     Path("3.csv").write_text("id,city,day\n3,Bern,2024-01-01\n")
@@ -285,8 +287,8 @@ def test_why_names_the_rows_of_the_inputs_that_make_a_row_of_an_output(state: st
     assert told.count("its 2 events in the log") == 3
     assert run("why", state, "../by city", "city=Rom").splitlines() == [
         "no row of '../by city' has these values as of 2",
-        "0 rows of input 'orders' have them",
-        "  why('orders', key) tells what a key of it held",
+        "0 rows of input 'orders' have these values",
+        "  why('orders', key) shows the history of a key",
     ]
     assert run("why", state, "cities", "city=").startswith("no row of 'cities' has")
     assert run("why", state, "orders", "id=2") == run("why", state, "orders", "2") == run("why", state, "2")
@@ -294,11 +296,11 @@ def test_why_names_the_rows_of_the_inputs_that_make_a_row_of_an_output(state: st
     for words, error in (
         (["../by city", "town=Bern"], "there is no column 'town'"),
         (["../by city", "ciy=Bern"], "did you mean 'city'?"),
-        (["../by city", "count=many"], "'many' is no int64"),
+        (["../by city", "count=many"], "'many' is not a valid int64"),
         (["../by city", "city=Bern", "--as-of", "7"], "as of 7"),
         (["citis", "city=Bern"], "did you mean 'cities'?"),
-        (["../by city"], "that is an output, whose rows have no key; write values of the row behind it"),
-        (["../by city", "a.csv"], "that is an output"),
-        (["orders", "id=2", "--as-of", "1"], "the story of a key tells of all times"),
+        (["../by city"], "is an output, whose rows have no key; write values of the row after it"),
+        (["../by city", "a.csv"], "is an output, whose"),
+        (["orders", "id=2", "--as-of", "1"], "the story of a key covers all kept times"),
     ):
         assert error in run("why", state, *words, code=1)

@@ -82,7 +82,7 @@ def test_a_run_without_rows_says_what_it_did(capsys: pytest.CaptureFixture[str])
     done = json.loads(run(*WORDS, "--json").stdout)
     assert (done["epochs"], done["moved"], done["rows"]) == (0, 0, 0)
     _report_run(1, RunDone(moved=2), False)
-    assert capsys.readouterr().err == "no rows, only positions moved, in 0.00 s; epoch 1 (end)\n"
+    assert capsys.readouterr().err == "no rows, only new positions, in 0.00 s; epoch 1 (end)\n"
 
 
 @pytest.mark.parametrize(
@@ -91,8 +91,8 @@ def test_a_run_without_rows_says_what_it_did(capsys: pytest.CaptureFixture[str])
         ((*WORDS[:-1], "oders=files:in/*.csv"), "there is no input 'oders'; did you mean 'orders'?"),
         ((*WORDS, "--to", "by_cty=sqlite:out.db"), "there is no such output; did you mean 'by_city'?"),
         ((*WORDS, "--to", "by_city=parquet:out", "--mode", "by_city=upsert"), "parquet has no mode"),
-        ((*WORDS, "--interval", "soon"), "soon: that is no span of time"),
-        ((*WORDS, "--rows", "0"), "that is no number of rows"),
+        ((*WORDS, "--interval", "soon"), "soon: that is not a duration"),
+        ((*WORDS, "--rows", "0"), "that is not a number of rows"),
     ],
 )
 def test_what_cannot_run_leaves_no_state(words: tuple[str, ...], says: str) -> None:
@@ -136,9 +136,9 @@ def test_the_extra_that_a_format_needs_is_noticed_before_anything_begins(monkeyp
 def test_a_source_without_an_input_and_an_input_without_a_source_are_named() -> None:
     said = run(*WORDS[:-1], "shop=files:in/*.csv", code=1).stderr
     assert said.startswith("ddflow: the source 'shop': there is no input 'shop'; ")
-    assert "a source of one table or topic has the name of its input" in said
+    assert "name a source of one table or topic like its input" in said
     Path("flow.py").write_text(FLOW + 'flow.upserts("people", {"id": int}, dd.Upsert(key="id"))\n')
-    assert run(*WORDS).stderr.startswith("ddflow: no source feeds 'people', so nothing comes there: see --from\n")
+    assert run(*WORDS).stderr.startswith("ddflow: no source feeds 'people', so no rows arrive there: see --from\n")
 
 
 def test_a_new_column_is_taken_or_ends_the_run() -> None:
@@ -157,7 +157,7 @@ def test_another_state_at_a_table_is_shown_the_way_to_take_it_over() -> None:
     run(*WORDS, "--to", "by_city=sqlite:out.db")
     other = ("run", "flow.py", "--state", "other", *WORDS[4:])
     said = run(*other, "--to", "by_city=sqlite:out.db", code=1).stderr
-    assert "in place of a state that is gone: ddflow sync --adopt" in said
+    assert "if that state is gone, ddflow sync --adopt" in said
     run(*other)
     sync = ("sync", "flow.py", "--state", "other", "--to", "by_city=sqlite:out.db", "--adopt", "--yes")
     assert "by_city" in run(*sync).stdout
@@ -191,7 +191,7 @@ def test_a_second_run_on_a_state_is_refused_at_its_start(tmp_path: Path) -> None
     try:
         said = next((line for line in process.stderr if "epoch 1:" in line or "Error" in line), "")
         assert "epoch 1:" in said
-        assert "state: another run has it; stop that one" in refused(*WORDS)
+        assert "state: another run uses it; stop the other run" in refused(*WORDS)
         process.send_signal(signal.SIGTERM)
         assert process.wait(120) == 0
     finally:
@@ -256,10 +256,10 @@ def test_what_is_refused() -> None:
     assert "there is no such kind" in refused(*WORDS[:-1], "orders=ftp:me:secret@host/x")
     assert "secret" not in refused(*WORDS[:-1], "orders=ftp:me:secret@host/x")
     assert "there is no such file" in refused("run", "nothing.py", "--state", "state")
-    assert "'other' is no flow" in refused("run", "flow.py:other", "--state", "state")
+    assert "it has no flow 'other'" in refused("run", "flow.py:other", "--state", "state")
     assert "write NAME=" in refused(*WORDS, "--to", "out.db", code=2)
     twice = refused(*WORDS, "--to", "by_city=sqlite:a.db", "--to", "by_city=sqlite:b.db", code=2)
-    assert "it is given twice; give it a second name" in " ".join(twice.replace("│", " ").split())
+    assert "it is repeated; declare a second output" in " ".join(twice.replace("│", " ").split())
     assert "no --to by_city" in refused(*WORDS, "--mode", "by_city=upsert", code=2)
 
 
@@ -306,7 +306,7 @@ def test_a_terminal_sees_a_first_copy_as_it_is_read_taken_in_and_written() -> No
     code, shown = on_a_terminal(*WORDS, "--interval", "1min", "--to", "orders=sqlite:out.db", every=0)
     assert code == 0
     assert "epoch 0, 0 rows, 0 rows/s, reading orders: 0 rows" in shown
-    assert "epoch 0, 0 rows, 0 rows/s, taking in 200,000 rows" in shown
+    assert "epoch 0, 0 rows, 0 rows/s, ingesting 200,000 rows" in shown
     assert re.search(r"epoch 1, 200,000 rows, [\d,]+ rows/s, writing orders: 131,072 rows, [\d,]+ rows/s", shown)
 
 
@@ -343,7 +343,7 @@ def test_metrics_are_served_while_it_runs() -> None:
 def test_a_port_of_metrics_that_is_taken_is_refused() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         said = refused(*WORDS, "--metrics", str(taken.getsockname()[1]))
-    assert "Address already in use" in said and "give a free port" in said
+    assert "Address already in use" in said and "use a free port" in said
 
 
 def test_full_files_delete_the_keys_that_they_do_not_name() -> None:
@@ -376,17 +376,17 @@ def test_how_text_is_written_stands_behind_the_pattern() -> None:
     Path("in/1.dat").write_bytes("id;city;n;at\n1;Zürich;12,50;3.1.2024 14:05\n2;NA;-;3.1.2024\n".encode("cp1252"))
     words = ("run", "flow.py", "--state", "state", "--from")
     address = "orders=files:in/*.dat"
-    assert "what it holds, as in --from INPUT=files:PATTERN:format=csv" in refused(*words, address)
+    assert "pass its format, as in --from INPUT=files:PATTERN:format=csv" in refused(*words, address)
     address += ":format=csv"
-    assert "give --from 'INPUT=files:PATTERN:delimiter=;:format=csv'" in refused(*words, address)
+    assert "pass --from 'INPUT=files:PATTERN:delimiter=;:format=csv'" in refused(*words, address)
     address += ":delimiter=;:null=NA:null=-"
     said = refused(*words, address)
     assert "(--from 'INPUT=files:PATTERN:delimiter=;:null=NA:null=-:encoding=cp1252:format=csv')" in said
     address += ":encoding=cp1252"
     said = refused(*words, address)
-    assert ":PATTERN:delimiter=;:null=NA:null=-:encoding=cp1252:decimal=,:format=csv', mend it" in said
+    assert ":PATTERN:delimiter=;:null=NA:null=-:encoding=cp1252:decimal=,:format=csv', fix it" in said
     address += ":full:decimal=,:dates=%d.%m.%Y %H:%M"
-    assert "'3.1.2024' is no timestamp[us]; give --from" in refused(*words, address)
+    assert "'3.1.2024' is not a valid timestamp[us]; pass --from" in refused(*words, address)
     run(*words, f"{address}:dates=%d.%m.%Y", "--to", "orders=sqlite:o.db#o")
     assert rows("o.db", "o") == [
         (1, "Zürich", 12.5, "2024-01-03 14:05:00.000000"),
@@ -401,7 +401,7 @@ def test_groups_of_digits_stand_behind_the_pattern() -> None:
     Path("flow.py").write_text(FLOW.replace('"city": str', '"city": str, "n": float'))
     Path("in/1.csv").write_text("id;city;n\n1.000;Chur;1.250,50\n2;Genf;12'000\n")
     words, address = ("run", "flow.py", "--state", "state", "--from"), "orders=files:in/1.csv:delimiter=;:decimal=,"
-    assert "give --from 'INPUT=files:PATTERN:delimiter=;:decimal=,:thousands=.'" in refused(*words, address)
+    assert "pass --from 'INPUT=files:PATTERN:delimiter=;:decimal=,:thousands=.'" in refused(*words, address)
     Path("in/1.csv").write_text("id;city;n\n1.000;Chur;1.250,50\n2;Genf;7\n")
     run(*words, f"{address}:thousands=.", "--to", "orders=sqlite:o.db#o")
     assert rows("o.db", "o") == [(2, "Genf", 7.0), (1000, "Chur", 1250.5)]

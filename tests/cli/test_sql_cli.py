@@ -1,4 +1,4 @@
-"""Test ``ddflow sql``: a query's answer over files, or the differences to it, and refusals."""
+"""Test ``ddflow sql``: the answer of a query over files, the differences between two answers, and refusals."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_it_writes_a_file_and_replaces_none() -> None:
     ("words", "code", "message"),
     [
         (["select cty from orders", *TABLE], 1, "there is no column 'cty' at line 1, column 8; did you mean 'city'"),
-        (["select 1 a", "orders=monday.csv:tombstone=op=D"], 2, "the table 'orders' has tombstone= and no key"),
+        (["select 1 a", "orders=monday.csv:tombstone=op=D"], 2, "the table 'orders' has tombstone= but no key"),
         (["select 1 a", "orders=monday.csv:key=id:diff=n"], 2, "the table 'orders' has a key and diff="),
         (["select 1 a", "monday.csv:key=id"], 2, "write NAME=FILE[:key=COLUMNS]"),
     ],
@@ -94,7 +94,7 @@ def test_a_full_file_deletes_what_it_does_not_name() -> None:
     assert rows(sql(counts, "shops=[12].csv:key=id")) == [{"city": "Bern", "n": 2}]
     joined = "select s.city, o.n from shops s join orders o on s.id = o.id"
     assert rows(sql(joined, "shops=[12].csv:key=id:full", *TABLE)) == []
-    assert "has full and no key" in sql(counts, "shops=1.csv:full", code=2).stderr
+    assert "has full but no key" in sql(counts, "shops=1.csv:full", code=2).stderr
     Path("2.csv").write_text("id,city\n")
     assert "every key would be deleted" in sql(counts, "shops=[12].csv:key=id:full", code=1).stderr
 
@@ -118,11 +118,11 @@ def test_an_option_that_is_not_known_is_refused(behind: str) -> None:
 
 def test_words_of_a_table_are_those_of_the_shell() -> None:
     said = sql("select city from o", "o=monday.csv:key=id:tombstone=op", code=1).stderr
-    assert "say which text deletes: :tombstone=op=D" in said
+    assert "name the text that deletes: :tombstone=op=D" in said
     said = run("diff", "monday.csv", "--key", "id", "--tombstone", "op", code=1).stderr
-    assert "say which text deletes: --tombstone op=D" in said
+    assert "name the text that deletes: --tombstone op=D" in said
     said = sql("select 1 a from o", "my shops=monday.csv:key=id", code=2).stderr
-    assert "a name has letters, digits and _ only, and begins with no digit" in said
+    assert "a name has only letters, digits and _, and does not begin with a digit" in said
 
 
 def test_what_a_table_s_files_hold_is_said_behind_it() -> None:
@@ -132,16 +132,16 @@ def test_what_a_table_s_files_hold_is_said_behind_it() -> None:
     found = sql(query, "z=z.txt:key=id:format=csv:delimiter=;", "m=m.txt:key=id:format=debezium", "--on-bad", "drop")
     assert rows(found) == [{"city": "Bern", "other": "Chur"}]
     assert "1 message could not be read" in found.stderr
-    assert "there is no such kind of file" in sql("select 1 a from z", "z=z.txt:key=id:format=xls", code=1).stderr
+    assert "there is no such file type" in sql("select 1 a from z", "z=z.txt:key=id:format=xls", code=1).stderr
 
 
 @pytest.mark.parametrize(
     ("behind", "code", "advice"),
     [
-        ("z.txt:key=id", 1, "what it holds, as in 'NAME=FILE:format=csv'"),
-        ("z.txt:key=id:format=csv", 1, "is the delimiter ';'? give 'NAME=FILE:delimiter=;:format=csv'"),
-        ("z.csv:key=id:delimiter=|", 1, "is the delimiter ';'? give 'NAME=FILE:delimiter=;'"),
-        ("z.csv:key=id:delimiter=;:decimal=.", 0, "give 'NAME=FILE:delimiter=;:decimal=,', or declare"),
+        ("z.txt:key=id", 1, "pass its format, as in 'NAME=FILE:format=csv'"),
+        ("z.txt:key=id:format=csv", 1, "is the delimiter ';'? pass 'NAME=FILE:delimiter=;:format=csv'"),
+        ("z.csv:key=id:delimiter=|", 1, "is the delimiter ';'? pass 'NAME=FILE:delimiter=;'"),
+        ("z.csv:key=id:delimiter=;:decimal=.", 0, "pass 'NAME=FILE:delimiter=;:decimal=,', or declare"),
     ],
 )
 def test_advice_about_a_table_is_what_works_for_it(behind: str, code: int, advice: str) -> None:

@@ -1,7 +1,7 @@
 """Test that a terminal gets no control sequence from a file, a name, or another program's message.
 
-Every verb runs on a real terminal. Values, columns, file names and output names would move its cursor. The output must
-contain only Rich's own sequences.
+Every verb runs on a real terminal. Values, columns, file names and output names contain sequences that would move the
+cursor. The output must contain only the sequences of Rich itself.
 """
 
 from __future__ import annotations

@@ -88,12 +88,12 @@ def test_the_same_mistake_is_worded_for_who_made_it() -> None:
     with flow.open() as engine:
         with raises(SchemaMismatch):
             engine.step("a.csv")
-        with pytest.raises(ValueError, match="first in row 3; mend them, or choose null_key='drop' or"):
+        with pytest.raises(ValueError, match="first in row 3; fix them, or choose null_key='drop' or"):
             engine.step("null.csv")
     said = run("diff", "a.csv", "--key", "id", "--types", "n=int64", code=1).stderr
-    assert said.endswith("column 'n': 'x' is no int64; mend it, or declare another type: --types n=string\n")
+    assert said.endswith("column 'n': 'x' is not a valid int64; fix it, or declare another type: --types n=string\n")
     said = run("diff", "null.csv", "--key", "id", code=1).stderr
-    assert "first in row 3; mend them, or choose --null-key drop or --null-key keep;" in said
+    assert "first in row 3; fix them, or choose --null-key drop or --null-key keep;" in said
     said = run(
         "diff", "null.csv", "a.csv", "--key", "id", "--types", "n=string", "--skip-bad-files", "-o", "o.csv"
     ).stderr
@@ -113,7 +113,7 @@ def test_a_message_that_cannot_be_read_is_named_by_its_file_and_line() -> None:
         engine.run({"rows": dd.sources.files("*.jsonl", lines=True)})
     words = ["--format", "debezium", "--key", "id", "--types", "id=int64"]
     said = run("diff", "a.jsonl", *words, code=1).stderr
-    remedy = "mend the source, or leave it out with --on-bad drop; nothing was taken in\n"
-    assert said.endswith(f"a.jsonl: messages for 'input': line 3: it is no JSON; {remedy}")
+    remedy = "fix the source, or skip bad messages with --on-bad drop, which needs a new state; nothing was ingested\n"
+    assert said.endswith(f"a.jsonl: messages for 'input': line 3: it is not valid JSON; {remedy}")
     said = run("diff", "a.jsonl", "b.jsonl", *words, "--skip-bad-files", "-o", "o.csv").stderr
     assert "skipped a.jsonl: " in said

@@ -84,9 +84,13 @@ def test_types_of_python_and_of_spark_that_are_more_than_one_word() -> None:
 
 WRONG: dict[str, tuple[Any, type[Exception], str]] = {
     "a decimal": ({"sum": Decimal}, NotArrow, "column 'sum': Decimal has no precision; write .decimal"),
-    "a list": ({"many": list}, NotArrow, "column 'many': <class 'list'> is no type of a column; .*or one of bool, int"),
-    "an object": ({"x": object()}, NotArrow, "column 'x': <object object .*is no type of a column"),
-    "values": ({"id": [1, 2]}, NotArrow, r"column 'id': \[1, 2\] is no type of a column"),
+    "a list": (
+        {"many": list},
+        NotArrow,
+        "column 'many': <class 'list'> is not the type of a column; .*or one of bool, int",
+    ),
+    "an object": ({"x": object()}, NotArrow, "column 'x': <object object .*is not the type of a column"),
+    "values": ({"id": [1, 2]}, NotArrow, r"column 'id': \[1, 2\] is not the type of a column"),
     "a variant": (T.StructType([T.StructField("v", T.VariantType())]), NotArrow, "column 'v': Spark's 'variant'"),
     "a text that names no type": ({"id": "int65"}, SpecError, "column 'id', type 'int65': .*did you mean 'int64'"),
     "a name that is taken": ({"_diff": int}, SpecError, "_diff"),
@@ -119,7 +123,7 @@ def test_text_of_a_frame_is_declared_as_string_and_a_wide_declaration_is_the_sam
             assert sorted(engine.read("out")["id"].to_pylist()) == ["a", "b"]
             with pytest.raises(SchemaMismatch) as error:
                 engine.step(pl.DataFrame({"id": ["b"], "tags": [[]], "ward": ["x"]}))
-            assert error.value.fix.endswith("take it in with engine.evolve({'beds': {'ward': 'string'}})")
+            assert error.value.fix.endswith("add it with engine.evolve({'beds': {'ward': 'string'}})")
             engine.evolve({"beds": {"ward": "string"}})
             engine.step(pl.DataFrame({"id": ["b"], "tags": [[]], "ward": ["x"]}))
         with flow(then).open(state) as engine:  # what was evolved need not be declared

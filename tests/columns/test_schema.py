@@ -1,4 +1,4 @@
-"""Test the rows that an input accepts: any producer, matched by name, any encoding without loss; others are refused."""
+"""Test which rows an input accepts: any producer, columns by name, any lossless encoding. Other rows are refused."""
 
 from __future__ import annotations
 
@@ -280,7 +280,7 @@ def test_every_arrow_producer_is_understood(name: str) -> None:
 
 @pytest.mark.parametrize("given", [None, 5, b"rows", [1, 2], [{"id": 1}, 2], {1: [1]}, [TABLE]], ids=repr)
 def test_what_does_not_speak_arrow_is_refused(given: Any) -> None:
-    with pytest.raises(NotArrow, match=r"rows for t: \w+ does not speak Arrow; give a table"):
+    with pytest.raises(NotArrow, match=r"rows for t: \w+ does not speak Arrow; pass a table"):
         to_table(given, "t", INTS)
 
 

@@ -1,4 +1,4 @@
-"""Test that no input accepts values outside their type, although Arrow does."""
+"""Test that no input accepts values outside their type, although Arrow accepts them."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Run other systems' documented facts about upserts through the twin and the engine.
 
-Every fact in `tests/conformance` is either run or listed with a reason; the sum is 77. Each system has its own words
-for time, order and delete. The files translate the facts into ours, as the README there describes. Cases of our own
-rules (``ours.json``) have the same form.
+Each of the 77 facts in `tests/conformance` either runs or has a reason why it does not run. Each system has its own
+words for time, order and delete. The files translate the facts into the words of ddflow; see the README there. Cases
+for ddflow's own rules (``ours.json``) have the same form.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Test that an error in rows from a path names the path, and the row as the file's reader counts it."""
+"""Test that an error in rows from a path names the path, and the row as a reader of the file counts rows."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def opened() -> dd.Engine:
 @pytest.mark.parametrize(
     ("name", "text", "verb", "error", "said"),
     [
-        ("null.csv", "bed_id,ward\n1,a\n,b\n", "step", errors.NullKey, "first in row 3; mend"),
-        ("null.jsonl", '{"bed_id": 1}\n{"bed_id": null}\n', "step", errors.NullKey, "first in row 2; mend"),
+        ("null.csv", "bed_id,ward\n1,a\n,b\n", "step", errors.NullKey, "first in row 3; fix"),
+        ("null.jsonl", '{"bed_id": 1}\n{"bed_id": null}\n', "step", errors.NullKey, "first in row 2; fix"),
         (
             "twice.csv",
             "bed_id,ward\n1,a\n1,b\n",
@@ -29,7 +29,7 @@ def opened() -> dd.Engine:
             errors.DuplicateKeys,
             "the first of them in row 2, and in row 3; ",
         ),
-        ("empty.csv", "bed_id,ward\n", "replace", errors.EmptyContents, "give allow_empty=True"),
+        ("empty.csv", "bed_id,ward\n", "replace", errors.EmptyContents, "pass allow_empty=True"),
         ("new.csv", "bed_id,ward,floor\n1,a,2\n", "step", errors.SchemaMismatch, "'floor' that was not declared"),
         ("lost.csv", "bed,ward\n1,a\n", "replace", errors.SchemaMismatch, "'bed_id' is missing; .*did you mean 'bed'"),
     ],

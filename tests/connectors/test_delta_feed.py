@@ -1,4 +1,4 @@
-"""Test Delta Lake as a source: a version's copy, then its change feed, by key and as differences; resume; refusals."""
+"""Test Delta Lake as a source: a copy of a version, then the change feed, by key or as differences; refusals."""
 
 from __future__ import annotations
 

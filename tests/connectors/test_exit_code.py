@@ -26,7 +26,7 @@ from postgres_server import Server
 from programs import run_python
 from s3_server import Moto, moto
 
-from ddflow.connectors.delta.sink import read_dataset_rows
+from ddflow.connectors.delta.source import read_dataset_rows
 from ddflow.connectors.files import csv_reader
 from ddflow.connectors.files.columnar_reader import ParquetFile
 from ddflow.connectors.files.csv_reader import CsvFile

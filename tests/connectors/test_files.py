@@ -1,7 +1,7 @@
-"""Test reading and writing files: every kind reads back what was written, streams, and agrees with the others.
+"""Test reading and writing files: all file types read back what was written, support streaming, and give the same rows.
 
-Arrow's and Python's own readers also read the written files, and their writers write files to read. So a mistake in
-both directions does not pass.
+The readers of Arrow and Python also read files that ddflow writes, and ddflow reads files that their writers write. So
+the tests find a mistake that the reader and the writer of ddflow share.
 """
 
 from __future__ import annotations
@@ -227,7 +227,7 @@ def test_a_declared_type_may_name_a_column_that_json_lines_show_later(tmp_path: 
     source = open_files([tmp_path / "a.jsonl"], types={"more": "int8"})
     assert (source.schema.names, source.changes.summary) == (
         ["id", "note"],
-        "no file has 'more', which is declared: there are ['id', 'note']",
+        "no file has the declared column 'more': the columns are ['id', 'note']",
     )
     (tmp_path / "a.jsonl").write_text('{"id": 1}\n' * 300_000 + '{"id": 2, "more": 3}\n')  # beyond what is looked at
     assert read(tmp_path / "a.jsonl", types={"more": pa.int8()})["more"].to_pylist()[-2:] == [None, 3]

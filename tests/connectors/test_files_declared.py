@@ -1,4 +1,4 @@
-"""Test declared numbers in text files: one rule in Python and on the shell."""
+"""Test declared numbers in text files: the same rule in Python and on the shell."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def test_a_state_on_the_shell_converts_what_is_declared_there(tmp_path: Path) ->
     words = ["diff", "--key", "id", "--state", str(tmp_path / "state")]
     assert CliRunner().invoke(app, [*words, str(tmp_path / "1.csv")]).exit_code == 0
     refused = CliRunner().invoke(app, [*words, str(tmp_path / "2.csv")], env={"COLUMNS": "300"})
-    assert refused.exit_code == 1 and "'v': '007' is not how a value of type int64 is written" in refused.output
+    assert refused.exit_code == 1 and "'v': '007' does not fit the guessed type int64" in refused.output
     done = CliRunner().invoke(app, [*words, str(tmp_path / "2.csv"), "--types", "v=int64"])
     assert done.exit_code == 0 and json.loads(done.stdout.splitlines()[0])["v"] == 7
 
@@ -199,7 +199,7 @@ def test_a_point_under_a_decimal_comma_names_the_mark(tmp_path: Path) -> None:
         flow.output("t", flow.upserts("t", {"id": pa.int64(), "v": kind}, dd.Upsert(key="id")))
         with flow.open() as engine, pytest.raises(dd.errors.SchemaMismatch) as caught:
             engine.step({"t": dd.FilePath(str(path), delimiter=";", decimal=",")})
-        assert f"give dd.FilePath({str(path)!r}, delimiter=';', decimal='.')" in caught.value.fix
+        assert f"pass dd.FilePath({str(path)!r}, delimiter=';', decimal='.')" in caught.value.fix
     words = ["--delimiter", ";", "--decimal", ",", "--types", "v=double"]
     done = CliRunner().invoke(app, ["diff", str(path), "--key", "id", *words], env={"COLUMNS": "300"})
     assert done.exit_code == 1 and "--decimal ." in done.output

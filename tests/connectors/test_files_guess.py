@@ -1,7 +1,7 @@
-"""Test guessed types: independent of the order of files, and no later value is converted to a guess.
+"""Test guessed types: a guess does not depend on the order of files, and no later value is converted to a guess.
 
-The patterns are compared with other patterns for Python's `re` and `decimal`, and with Arrow's grammar of dates and
-timestamps.
+The tests compare the patterns for numbers with Python's `re` and `decimal`, and those for dates and timestamps with
+Arrow's grammar.
 """
 
 from __future__ import annotations
@@ -306,7 +306,7 @@ def test_whole_numbers_that_a_double_rounds_and_quoted_codes_are_refused_in_json
     path.write_text(rows * BEYOND + '{"id": 9007199254740993}\n')
     assert open_files([path]).schema.types == [pa.float64()] * 2  # the shortest text of its double
     assert refused(path).startswith(
-        f"a.jsonl, line {2 * BEYOND + 1:,}, column 'id': 9007199254740993 is not how a value of type double"
+        f"a.jsonl, line {2 * BEYOND + 1:,}, column 'id': 9007199254740993 does not fit the guessed type double"
     )
     assert read(path, types={"id": pa.float64()})["id"].to_pylist()[-3:] == [1.5, 1e300, 9007199254740992.0]
     path.write_text(rows + '{"id": 9007199254740993}\n{"id": "x"}\n')
@@ -315,7 +315,7 @@ def test_whole_numbers_that_a_double_rounds_and_quoted_codes_are_refused_in_json
     path.write_text(f'{before}{{"id": "{2**64 + 1}"}}\n')
     assert set(read(path)["id"].to_pylist()) == {Decimal(2**64), Decimal(2**64 + 1)}
     path.write_text(f'{before}{{"id": "007"}}\n')
-    assert refused(path).startswith(f"a.jsonl, line {BEYOND + 1:,}, column 'id': \"007\" is not how a value of type")
+    assert refused(path).startswith(f"a.jsonl, line {BEYOND + 1:,}, column 'id': \"007\" does not fit the guessed type")
 
 
 DEEP = {
@@ -365,14 +365,14 @@ def test_one_bad_number_among_numbers_is_said_and_plain_text_is_not(tmp_path: Pa
     (tmp_path / "2.csv").write_text("id,amount,mixed,zip,once\n20,7,B,1,\n21,1 000,B,2,\n")
     found = open_files([tmp_path / "1.csv", tmp_path / "2.csv"])
     assert [str(found.schema.field(name).type) for name in ("id", "amount", "zip")] == ["int64", "string", "string"]
-    says = "'amount' is text, because '1 000' (2.csv, row 3) is no number; 21 of its first 22 values are: mend it, "
-    says += "give dd.FilePath('2.csv', null='1 000') if it means null, or declare {'amount': 'string'} if it is right"
+    says = "'amount' is text, because '1 000' (2.csv, row 3) is not a number; 21 of its first 22 values are: fix it, "
+    says += "pass dd.FilePath('2.csv', null='1 000') if it means null, or declare {'amount': 'string'} if it is right"
     assert [each.replace(f"{tmp_path}/", "") for each in found.doubts] == [says]
     assert open_files([tmp_path / "2.csv"], types={"amount": "string"}).doubts == []
     assert open_files([tmp_path / "2.csv"], known=found.schema).doubts == []
     (tmp_path / "3.jsonl").write_text('{"id": 1, "n": 5}\n{"id": 2, "n": 6}\n{"id": 3, "n": "-"}\n')
     (each,) = open_files([tmp_path / "3.jsonl"]).doubts
-    assert "line 3) is no number; 2 of its first 3 values are: mend it, or declare {'n': 'string'}" in each
+    assert "line 3) is not a number; 2 of its first 3 values are: fix it, or declare {'n': 'string'}" in each
 
 
 def test_a_text_that_says_that_there_is_no_value_may_mean_null(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -381,7 +381,7 @@ def test_a_text_that_says_that_there_is_no_value_may_mean_null(tmp_path: Path, m
     for text, hinted in (("k.A.", True), ("-", True), ("x", False)):
         Path("1.csv").write_text(f"id,amount\n1,5\n3,{text}\n")
         said = run("diff", "1.csv", "--key", "id", "--types", "amount=int64", "--null", "NA", "-o", "-", code=1).stderr
-        assert (f"give --null NA --null {text} if it means null, mend it" in said) == hinted
+        assert (f"pass --null NA --null {text} if it means null, fix it" in said) == hinted
     Path("1.jsonl").write_text('{"id": 1, "amount": "-"}\n')
     said = run("diff", "1.jsonl", "--key", "id", "--types", "amount=int64", "-o", "-", code=1).stderr
     assert "means null" not in said and "amount" in said
@@ -395,6 +395,6 @@ def test_a_column_that_one_value_made_text_is_a_line_on_stderr(tmp_path: Path) -
     for words in (("diff", file, "--key", "id"), ("sql", "select * from t", f"t={file}:key=id"), other):
         done = run(*words, "-o", "-")
         null = "'NAME=FILE:null=n/a'" if words[0] == "sql" else "--null n/a"
-        assert f"give {null} if it means null, or declare --types amount=string if" in done.stderr
+        assert f"pass {null} if it means null, or declare --types amount=string if" in done.stderr
         assert done.stderr.count("'amount' is text, because 'n/a'") == 1 and "is text" not in done.stdout
         assert "is text" not in run(*words, "-o", "-", "--null", "n/a").stderr

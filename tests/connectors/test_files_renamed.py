@@ -127,8 +127,8 @@ def test_named_tables_of_a_query(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     found = sorted((row["name"], row["amount"]) for row in map(json.loads, done.stdout.splitlines()[:2]))
     assert found == [("x", 1.5), ("y", 2.5)]
     for wrong, said in (
-        ("rename=Customr=id", "b.parquet, rename=: there is no column 'Customr', which would be 'id'; did you mean"),
-        ("rename=Customer=name", "b.parquet, rename=: its columns ['Customer', 'name'] would all be 'name'"),
+        ("rename=Customr=id", "b.parquet, rename=: there is no column 'Customr' to rename to 'id'; did you mean"),
+        ("rename=Customer=name", "b.parquet, rename=: its columns ['Customer', 'name'] would all be named 'name'"),
         ("rename=Customer", "rename="),
     ):
         table = f"people=b.parquet:{wrong}:key=id"

@@ -138,7 +138,7 @@ def test_a_rename_that_names_no_column_names_its_file(landing: Path) -> None:
     wrong = [patterns(landing)[0], dd.FilePath(landing / "b/*.tsv", rename={"Id": "id"})]
     with flow_of().open() as engine, pytest.raises(dd.errors.SchemaMismatch) as caught:
         engine.run({"t": dd.sources.files(wrong)})
-    assert "b/1.tsv, rename=: there is no column 'Id', which would be 'id'; did you mean 'ID'" in str(caught.value)
+    assert "b/1.tsv, rename=: there is no column 'Id' to rename to 'id'; did you mean 'ID'" in str(caught.value)
 
 
 def test_what_is_no_list_of_patterns(tmp_path: Path) -> None:

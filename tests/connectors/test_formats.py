@@ -248,7 +248,7 @@ def test_one_table_of_a_topic_of_several() -> None:
     messages = [change("c", {"id": 1, "v": "mine"}, lsn=1), change("c", {"id": 9, "v": 5}, lsn=2, table="u")]
     for name in ("t", "public.t"):
         assert fed(*messages, format=dd.formats.debezium(table=name)) == [{"id": 1, "v": "mine"}]
-    with pytest.warns(UserWarning, match="none so far is of the table 'other.t'"):
+    with pytest.warns(UserWarning, match="no message so far is of the table 'other.t'"):
         assert fed(*messages, format=dd.formats.debezium(table="other.t")) == []
     with raises(dd.errors.BadMessage):
         fed(*messages)
@@ -343,16 +343,16 @@ def test_decimals_as_bytes_are_exact(values: list[int]) -> None:
 
 
 BAD: list[tuple[Any, pa.DataType, str]] = [
-    ("x", pa.int64(), "column 'v' is 'x', which is no int64"),
-    (1.5, pa.int64(), "column 'v' is '1.5', which is no int64"),
-    (300, pa.int8(), "column 'v' is '300', which is no int8"),
-    ("12.345", pa.decimal128(5, 2), "column 'v' is '12.345', which is no decimal128"),
+    ("x", pa.int64(), "column 'v' is 'x', which is not a valid int64"),
+    (1.5, pa.int64(), "column 'v' is '1.5', which is not a valid int64"),
+    (300, pa.int8(), "column 'v' is '300', which is not a valid int8"),
+    ("12.345", pa.decimal128(5, 2), "column 'v' is '12.345', which is not a valid decimal128"),
     (base64.b64encode(b"\x7f" * 9).decode(), pa.decimal128(5, 2), "3115487927.03, it is too wide for decimal128(5, 2)"),
-    ("2020-13-01", pa.date32(), "which is no date32"),
-    ("2020-01-01T00:00:00", pa.timestamp("us", "UTC"), "which is no timestamp"),
-    ("2020-01-01T00:00:00.1234567Z", pa.timestamp("us"), "which is no timestamp"),
-    ("?", pa.binary(), "which is no binary"),
-    ([1, "x"], pa.list_(pa.int64()), "which is no list"),
+    ("2020-13-01", pa.date32(), "which is not a valid date32"),
+    ("2020-01-01T00:00:00", pa.timestamp("us", "UTC"), "which is not a valid timestamp"),
+    ("2020-01-01T00:00:00.1234567Z", pa.timestamp("us"), "which is not a valid timestamp"),
+    ("?", pa.binary(), "which is not a valid binary"),
+    ([1, "x"], pa.list_(pa.int64()), "which is not a valid list"),
     (HIDDEN, pa.string(), "column 'v' is unavailable"),
 ]
 
@@ -401,7 +401,7 @@ def test_bytes_that_are_no_text() -> None:
     given = pa.table({"value": [b'{"op": "c", "after": {"id": 1, "v": "x"}}', b"\xff{", b""]})
     with flow_of(format=dd.formats.debezium(on_bad="drop")).open() as engine:
         step = engine.step({"t": given})
-        assert step["t.bad"]["reason"].to_pylist() == ["it is no UTF-8", "it is no JSON"]
+        assert step["t.bad"]["reason"].to_pylist() == ["it is not valid UTF-8", "it is not valid JSON"]
         assert step["t.bad"]["message"].to_pylist() == [b"\xff{", b""]
 
 
@@ -482,7 +482,7 @@ def test_many_values_that_do_not_fit_are_found_together_and_shown_as_numbers() -
     reasons = step["t.bad"]["reason"].to_pylist()
     assert reasons[:2] == [f"column 'v' is {n}100.000, it is too wide for decimal128(5, 3)" for n in ("", "-")]
     assert (step.verdicts.bad, sum("'!'" not in each for each in reasons)) == (1001, 1000)
-    assert "column 'v' is '!', which is no decimal128(5, 3)" in reasons
+    assert "column 'v' is '!', which is not a valid decimal128(5, 3)" in reasons
 
 
 def test_a_number_that_is_no_time_in_the_declared_unit_is_bad() -> None:

@@ -79,9 +79,7 @@ def test_the_advice_names_the_way_that_keeps_history() -> None:
         with raises(SpecError):
             rows.versions("id", order_by="updated_at")
     both = flow.upserts("u", COLUMNS, dd.Upsert(key=["id", "updated_at"]), format=dd.formats.debezium())
-    with pytest.warns(
-        UserWarning, match=r"an update deletes the row that it says was there before.*flow\.updates\('u'"
-    ):
+    with pytest.warns(UserWarning, match=r"an update deletes the row that it names as the old one.*flow\.updates\('u'"):
         both.versions("id", order_by="updated_at")
     # Messages that are versions themselves: none says what was before.
     plain = flow.upserts("v", COLUMNS, dd.Upsert(key=["id", "updated_at"]), format=dd.formats.plain_json())
@@ -285,7 +283,8 @@ def test_a_truncate_is_bad_because_it_does_not_say_whose_versions_end() -> None:
     with history_of(dd.formats.debezium(on_bad="drop"), COLUMNS).open() as engine:
         step = engine.step({"t": cut})
         assert str(step.verdicts) == "applied 1, bad 1"
-        assert step["t.bad"]["reason"].to_pylist() == ["it is a truncate, which does not say whose versions end"]
+        reason = "it is a truncate, which does not name the keys whose versions end"
+        assert step["t.bad"]["reason"].to_pylist() == [reason]
         assert versions(engine, "city") == [("Bern", 10, None)]
 
 
@@ -294,7 +293,7 @@ def test_bad_messages_have_an_output_and_a_key_that_is_null_is_refused_or_droppe
     came = table([MOVE[0], keyless, "no json"])
     with history_of(dd.formats.debezium(on_bad="drop"), COLUMNS).open() as engine:
         step = engine.step({"t": came})
-        assert sorted(step["t.bad"]["reason"].to_pylist()) == ["it is no JSON", "its key 'id' is null"]
+        assert sorted(step["t.bad"]["reason"].to_pylist()) == ["it is not valid JSON", "its key 'id' is null"]
     with history_of(dd.formats.debezium(), COLUMNS).open() as engine, raises(NullKey):
         engine.step({"t": came.slice(0, 2)})
     with history_of(dd.formats.debezium(), COLUMNS, null_key="drop").open() as engine:

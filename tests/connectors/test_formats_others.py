@@ -1,4 +1,4 @@
-"""Test the formats besides Debezium's, with examples from their documentation and with other input."""
+"""Test the formats besides Debezium's, with examples from the documentation of each format, and with other input."""
 
 from __future__ import annotations
 
@@ -201,9 +201,9 @@ def test_kcat_wraps_any_format() -> None:
         assert held(engine) == [{"id": 1, "v": "x"}]
         reasons = [(row["position"], row["reason"]) for row in step["t.bad"].to_pylist()]
         assert reasons == [
-            ("row 2", "offset 8 of shop/1: it is no JSON"),
-            ("row 4", "it is no JSON"),
-            ("row 5", "it is no line of kcat -J: it has no 'offset'"),
+            ("row 2", "offset 8 of shop/1: it is not valid JSON"),
+            ("row 4", "it is not valid JSON"),
+            ("row 5", "it is not a line of kcat -J: it has no 'offset'"),
         ]
     assert str(flow_of(format).explain()).count("format=dd.formats.kcat(dd.formats.debezium(on_bad='drop'))") == 1
 

@@ -1,4 +1,4 @@
-"""Test that an input accepts only one table's messages: messages of other or unnamed tables are bad."""
+"""Test that an input accepts only one table's messages: messages of other tables, or without a table name, are bad."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ MIXED = messages(
 
 
 def test_messages_of_other_tables_than_that_of_the_first_are_bad() -> None:
-    found = r"row 1.*: its table is 'public.u', that of others 'public.t': name one, .*\(table='public.t'\) \(4 of 6"
+    found = r"row 1.*: its table is 'public.u', but other messages are of 'public.t': "
+    found += r"split the messages by table, or .*\(table='public.t'\) \(4 of 6"
     with flow_of().open() as engine:
         with pytest.raises(dd.errors.BadMessage, match=found):
             engine.step({"t": MIXED})
@@ -165,7 +166,9 @@ def test_tables_of_one_name_in_two_schemas_are_two(kind: str, tmp_path: Path) ->
         for name in (None, "t"):
             rows, reasons = fed(kind, tmp_path / f"{number}-{name}", *batches, table=name)
             assert rows == [(1, "a"), (3, "a")]
-            assert reasons.startswith(f"its table is '{other}', that of others '{own}': name one, dd.formats.")
+            found = f"its table is '{other}', but other messages are of '{own}': split the messages by table, or "
+            found += "select one in a flow: dd.formats."
+            assert reasons.startswith(found)
             assert reasons.endswith(f"(table='{own}')")
         for name in ("a.t", own):
             assert fed(kind, tmp_path / f"{number}-{name}", *batches, table=name) == ([(1, "a"), (3, "a")], "")
@@ -175,7 +178,7 @@ def test_tables_of_one_name_in_two_schemas_are_two(kind: str, tmp_path: Path) ->
 def test_a_table_is_the_same_whether_its_schema_is_said_or_not(kind: str, tmp_path: Path) -> None:
     rows, reasons = fed(kind, tmp_path, [(1, None, "t"), (2, "a", "t")], [(3, None, "t"), (4, "b", "t")])
     assert rows == [(1, None), (2, "a"), (3, None)]
-    assert reasons.startswith("its table is 'b.t', that of others 'a.t': name one")
+    assert reasons.startswith("its table is 'b.t', but other messages are of 'a.t': split the messages by table")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -207,5 +210,5 @@ def test_a_log_with_bad_messages_is_verified_as_the_steps_took_it(tmp_path: Path
         engine.step({"t": log})
     found = dd.verify(tmp_path / "state", {"t": log})
     assert found.ok and (found.inputs["t"].bad, found.inputs["t"].events) == (1, 3)
-    assert "1 messages of the log cannot be read, and are left out as on_bad='drop' says" in str(found)
+    assert "1 messages of the log cannot be read, and are skipped because of on_bad='drop'" in str(found)
     assert not dd.verify(tmp_path / "state", {"t": messages(change(1), "{")}).ok

@@ -23,7 +23,8 @@ from ddflow.connectors.formats.messages import find_nearest_table
 from ddflow.engine.evolve import evolve_engine
 
 COLUMNS = {"id": pa.int64(), "amout": pa.float64()}
-SAYS = "none so far has the declared column 'amout', which is null: did you mean 'amount'? there are ['id', 'amount']"
+SAYS = "no message so far has the declared column 'amout', so it is null: did you mean 'amount'? "
+SAYS += "the columns are ['id', 'amount']"
 KINDS = ["plain_json", "debezium", "schema", "flattened", "kcat", "maxwell", "canal", "wal2json", "wal2json 1"]
 
 
@@ -141,10 +142,11 @@ def elsewhere(*names: str) -> pa.Table:
 @pytest.mark.parametrize("kind", KINDS[1:])
 def test_a_table_that_no_message_is_of_is_told_once_with_the_nearest_that_there_is(kind: str) -> None:
     of = {name: values(message(kind, {"id": 1, "amout": 2}, table=name)) for name in ("people", "parcels")}
-    both, says = pa.concat_tables(of.values()), "messages for 't': none so far is of the table 'parcel', so no row came"
-    told = [f"{says}: did you mean 'parcels'? 2 are of ['people', 'parcels']"]
+    both = pa.concat_tables(of.values())
+    says = "messages for 't': no message so far is of the table 'parcel', so no row came"
+    told = [f"{says}: did you mean 'parcels'? 2 changes are of ['people', 'parcels']"]
     assert said(format_of(kind, table="parcel"), both, both) == told
-    assert said(format_of(kind, table="parcel"), values(), *of.values()) == [f"{says}: 1 is of ['people']"]
+    assert said(format_of(kind, table="parcel"), values(), *of.values()) == [f"{says}: 1 change is of ['people']"]
     assert said(format_of(kind, table="people"), of["people"], of["parcels"]) == []
     assert said(format_of(kind, table="people"), both, of["parcels"]) == []
 
@@ -154,7 +156,7 @@ def test_a_table_whose_changes_are_deletes_or_bad_is_there() -> None:
     format, others = dd.formats.debezium(table="t", on_bad="drop"), elsewhere("u")
     assert said(format, values(gone), others) == said(format, values(bad), others) == []
     assert said(format, values(None, "{", "7"), values(), others) == [
-        "messages for 't': none so far is of the table 't', so no row came: 1 is of ['u']"
+        "messages for 't': no message so far is of the table 't', so no row came: 1 change is of ['u']"
     ]
 
 
@@ -166,13 +168,13 @@ def test_a_table_that_was_named_with_its_schema_is_near_one_of_another() -> None
     assert find_nearest_table("Orders", ["a.people", "a.orders"]) == "a.orders"
     assert find_nearest_table("x", ["a.people"]) is None
     many = said(dd.formats.debezium(table="t"), elsewhere(*(f"u{n}" for n in range(12))))
-    assert many[0].endswith("so no row came: did you mean 'u0'? 12 are of ['u0']") or " and 2 more" in many[0]
+    assert many[0].endswith("so no row came: did you mean 'u0'? 12 changes are of ['u0']") or " and 2 more" in many[0]
 
 
 def test_a_state_in_which_a_table_came_looks_for_it_no_more(tmp_path: Path) -> None:
     flow, mine, other = dd.Flow(), elsewhere("t"), elsewhere("u")
     flow.output("t", flow.upserts("t", COLUMNS, dd.Upsert(key="id"), format=dd.formats.debezium(table="t")))
-    says = ["messages for 't': none so far is of the table 't', so no row came: 1 is of ['u']"]
+    says = ["messages for 't': no message so far is of the table 't', so no row came: 1 change is of ['u']"]
     for given, told in ((other, says), (other, says), (mine, []), (other, [])):
         with flow.open(tmp_path / "state") as engine:
             assert warned(lambda given=given: engine.step({"t": given})) == told

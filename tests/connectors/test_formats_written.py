@@ -1,7 +1,7 @@
-"""Test outputs as messages and in each mode's columns: they fold to the contents and read back exactly.
+"""Test outputs as messages and as columns of each mode: they fold to the contents and read back exactly.
 
-Updates are drawn, and a dict adds them up. ``dd.formats.debezium`` and, as an independent witness, Python's JSON read
-the messages.
+hypothesis draws the updates, and a dict sums them. ``dd.formats.debezium`` and, as an independent witness, Python's
+JSON read the messages.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Test unusual forms of numbers and dates: the meaning of each, and values that have none of the forms."""
+"""Test unusual forms of numbers and dates: the meaning of each form, and values without a known form."""
 
 from __future__ import annotations
 
@@ -137,58 +137,60 @@ def test_declared_types_are_read_by_the_forms(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "text", "dialect", "remedy"),
     [
-        ("float64", "12,50", Dialect(";"), "give dd.FilePath('{}', delimiter=';', decimal=','), mend it"),
-        ("float64", "12.50", GERMAN, "give dd.FilePath('{}', delimiter=';', decimal='.', dates="),
+        ("float64", "12,50", Dialect(";"), "pass dd.FilePath('{}', delimiter=';', decimal=','), fix it"),
+        ("float64", "12.50", GERMAN, "pass dd.FilePath('{}', delimiter=';', decimal='.', dates="),
         (
             "float64",
             "1.250,00",
             Dialect(";", decimal=","),
-            "give dd.FilePath('{}', delimiter=';', decimal=',', thousands='.'), mend it",
+            "pass dd.FilePath('{}', delimiter=';', decimal=',', thousands='.'), fix it",
         ),
         (
             "float64",
             "1.250,00",
             Dialect(";"),
-            "give dd.FilePath('{}', delimiter=';', decimal=',', thousands='.'), mend it",
+            "pass dd.FilePath('{}', delimiter=';', decimal=',', thousands='.'), fix it",
         ),
-        ("float64", "1,250.00", Dialect(), "give dd.FilePath('{}', thousands=','), mend it"),
-        ("float64", "1,250.00", GERMAN, "mend it"),
-        ("float64", "1'250.00", Dialect(), "give dd.FilePath('{}', thousands=\"'\"), mend it"),
-        ("float64", "1\u2019250,50", Dialect(), "give dd.FilePath('{}', decimal=',', thousands=\"'\"), mend it"),
-        ("float64", "1\u202f250,50", Dialect(), "give dd.FilePath('{}', decimal=',', thousands=' '), mend it"),
-        ("int64", "-1 250", Dialect(), "give dd.FilePath('{}', thousands=' '), mend it"),
-        ("int64", "12.500", Dialect(), "give dd.FilePath('{}', decimal=',', thousands='.'), mend it"),
+        ("float64", "1,250.00", Dialect(), "pass dd.FilePath('{}', thousands=','), fix it"),
+        ("float64", "1,250.00", GERMAN, "fix it"),
+        ("float64", "1'250.00", Dialect(), "pass dd.FilePath('{}', thousands=\"'\"), fix it"),
+        ("float64", "1\u2019250,50", Dialect(), "pass dd.FilePath('{}', decimal=',', thousands=\"'\"), fix it"),
+        ("float64", "1\u202f250,50", Dialect(), "pass dd.FilePath('{}', decimal=',', thousands=' '), fix it"),
+        ("int64", "-1 250", Dialect(), "pass dd.FilePath('{}', thousands=' '), fix it"),
+        # Texts that are numbers as they are written: another notation would change their values.
+        ("int64", "12.500", Dialect(), "fix it, or declare"),
+        ("decimal(12,2)", "19.905", Dialect(), "fix it, or declare"),
         (
             "float64",
             "1,250",
             Dialect(),
-            "give dd.FilePath('{0}', decimal=',') or dd.FilePath('{0}', thousands=','), mend",
+            "pass dd.FilePath('{0}', decimal=',') or dd.FilePath('{0}', thousands=','), fix",
         ),
-        ("float64", "1 25", Dialect(), "mend it"),
+        ("float64", "1 25", Dialect(), "fix it"),
         (
             "float64",
             "1.250,00",
             Dialect(decimal=",", thousands=" "),
-            "give dd.FilePath('{}', decimal=',', thousands='.')",
+            "pass dd.FilePath('{}', decimal=',', thousands='.')",
         ),
-        ("int64", "12,50", GERMAN, "mend it"),
-        ("date", "03.01.2024", Dialect(), "give dd.FilePath('{}', dates='%d.%m.%Y'), mend it"),
-        ("date", "03.01.2024 14:05", Dialect(), "mend it"),
-        ("timestamp", "3.1.2024 14:05", Dialect(), "give dd.FilePath('{}', dates='%d.%m.%Y %H:%M'), mend it"),
+        ("int64", "12,50", GERMAN, "fix it"),
+        ("date", "03.01.2024", Dialect(), "pass dd.FilePath('{}', dates='%d.%m.%Y'), fix it"),
+        ("date", "03.01.2024 14:05", Dialect(), "fix it"),
+        ("timestamp", "3.1.2024 14:05", Dialect(), "pass dd.FilePath('{}', dates='%d.%m.%Y %H:%M'), fix it"),
         (
             "date",
             "2024-01-03",
             Dialect(dates=("%d.%m.%Y",)),
-            "give dd.FilePath('{}', dates=['%d.%m.%Y', 'iso']), mend it",
+            "pass dd.FilePath('{}', dates=['%d.%m.%Y', 'iso']), fix it",
         ),
         (
             "date",
             "01/03/2024",
             Dialect(),
-            "give dd.FilePath('{0}', dates='%d/%m/%Y') or dd.FilePath('{0}', dates='%m/%d/%Y'), mend it",
+            "pass dd.FilePath('{0}', dates='%d/%m/%Y') or dd.FilePath('{0}', dates='%m/%d/%Y'), fix it",
         ),
-        ("date", "01/13/2024", Dialect(), "give dd.FilePath('{}', dates='%m/%d/%Y'), mend it"),
-        ("date", "31.02.2024", GERMAN, "mend it"),
+        ("date", "01/13/2024", Dialect(), "pass dd.FilePath('{}', dates='%m/%d/%Y'), fix it"),
+        ("date", "31.02.2024", GERMAN, "fix it"),
     ],
 )
 def test_a_value_of_another_form_is_named_with_the_option(
@@ -264,7 +266,8 @@ def test_numbers_of_json_have_no_groups(tmp_path: Path) -> None:
 
 
 def dd_type(kind: str) -> pa.DataType:
-    return {"float64": pa.float64(), "int64": pa.int64(), "date": pa.date32(), "timestamp": pa.timestamp("us")}[kind]
+    types = {"float64": pa.float64(), "int64": pa.int64(), "date": pa.date32(), "timestamp": pa.timestamp("us")}
+    return (types | {"decimal(12,2)": pa.decimal128(12, 2)})[kind]
 
 
 def test_dates_are_of_json_too_and_its_numbers_have_points(tmp_path: Path) -> None:
@@ -279,19 +282,19 @@ def test_dates_are_of_json_too_and_its_numbers_have_points(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ("12,50 13 1,2", "of '12,50' ({0}, row 3): give dd.FilePath('{0}', delimiter=';', decimal=','), or declare"),
+        ("12,50 13 1,2", "of '12,50' ({0}, row 3): pass dd.FilePath('{0}', delimiter=';', decimal=','), or declare"),
         (
             "3.1.2024 13.1.2024",
-            "of '3.1.2024' ({0}, row 3): give dd.FilePath('{0}', delimiter=';', dates='%d.%m.%Y'), or",
+            "of '3.1.2024' ({0}, row 3): pass dd.FilePath('{0}', delimiter=';', dates='%d.%m.%Y'), or",
         ),
         (
             "1.250,00 7",
-            "of '1.250,00' ({0}, row 3): give dd.FilePath('{0}', delimiter=';', decimal=',', thousands='.'), or",
+            "of '1.250,00' ({0}, row 3): pass dd.FilePath('{0}', delimiter=';', decimal=',', thousands='.'), or",
         ),
-        ("1'250 1.5", "of \"1'250\" ({0}, row 3): give dd.FilePath('{0}', delimiter=';', thousands=\"'\"), or declare"),
+        ("1'250 1.5", "of \"1'250\" ({0}, row 3): pass dd.FilePath('{0}', delimiter=';', thousands=\"'\"), or declare"),
         (
             "k.A. 3.1.2024 13.1.2024 k.A. 4.1.2024",
-            "of '3.1.2024' ({0}, row 4): give dd.FilePath('{0}', delimiter=';', null='k.A.', dates='%d.%m.%Y'), or",
+            "of '3.1.2024' ({0}, row 4): pass dd.FilePath('{0}', delimiter=';', null='k.A.', dates='%d.%m.%Y'), or",
         ),
         ("3.1.2024 - 4.1.2024 n/a 5.1.2024 6.1.2024", None),
         ("12,50 x", None),
@@ -339,10 +342,10 @@ def test_another_decimal_is_refused() -> None:
 @pytest.mark.parametrize(
     ("thousands", "decimal", "said"),
     [
-        (";", ".", "it is no point, comma, space or apostrophe"),
-        ("", ".", "it is no point, comma, space or apostrophe"),
-        ("''", ".", "it is no point, comma, space or apostrophe"),
-        (".", ".", "decimal='.' is the same; give both: decimal=',', thousands='.'"),
+        (";", ".", "it is not a point, comma, space or apostrophe"),
+        ("", ".", "it is not a point, comma, space or apostrophe"),
+        ("''", ".", "it is not a point, comma, space or apostrophe"),
+        (".", ".", "decimal='.' is the same mark; use different marks: decimal=',', thousands='.'"),
         (",", ",", "decimal=',' is the same"),
     ],
 )

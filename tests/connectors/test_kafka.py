@@ -1,6 +1,7 @@
 """Test Kafka with librdkafka's mock cluster in its own process: a topic as source and sink, and failures between.
 
-The mock cannot show these: a second writer is fenced, an aborted transaction is not read, and a state starts at a time.
+The mock cluster does not fence a second writer, does not hide an aborted transaction, and cannot start at a time. So
+the tests do not cover these cases.
 """
 
 from __future__ import annotations

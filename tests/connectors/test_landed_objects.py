@@ -1,4 +1,4 @@
-"""Test objects of a bucket as a followed source, with moto: each is read once despite failures."""
+"""Test the objects of a bucket as a source that is followed, with moto: each object is read once despite failures."""
 
 from __future__ import annotations
 

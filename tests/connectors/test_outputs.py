@@ -1,6 +1,6 @@
 """Test a folder of outputs: owner, names, visible files, and errors after damage.
 
-`test_outputs_power` tests power failures, and `test_durable_kill` kills at every system call.
+`test_outputs_power` tests power failures, and `test_durable_kill` tests kills at every system call.
 """
 
 from __future__ import annotations
@@ -452,7 +452,7 @@ except StorageFull as error:
 @pytest.mark.parametrize(
     ("number", "remedy"),
     [
-        (errno.EFBIG, "its file system takes no file as large; give a folder on another one"),
+        (errno.EFBIG, "its file system allows no file of this size; use a folder on another file system"),
         (errno.ENOSPC, "bytes are free; free space"),
     ],
 )

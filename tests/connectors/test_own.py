@@ -1,4 +1,4 @@
-"""Test custom sources and sinks: errors name missing or misspelled methods, and the page's sink keeps its guarantee."""
+"""Test custom sources and sinks: errors name missing or misspelled methods, and the documented sink works."""
 
 from __future__ import annotations
 

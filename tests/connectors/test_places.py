@@ -1,4 +1,4 @@
-"""Test places of input: patterns, standard input, objects in S3; and text in unusual formats."""
+"""Test input from patterns of paths, standard input and objects in S3, and text in unusual formats."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_a_delimiter_that_is_another_is_recognised(between: str, tmp_path: Path)
     shown = r"\t" if between == "\t" else between
     with pytest.raises(SchemaMismatch) as caught:
         open_files([tmp_path / "a.csv"], required=["id"])
-    assert f"the header is one column, {f'id{between}v'!r}; is the delimiter '{shown}'? give dd.FilePath(" in str(
+    assert f"the header is one column, {f'id{between}v'!r}; is the delimiter '{shown}'? pass dd.FilePath(" in str(
         caught.value
     )
     assert f"a.csv', delimiter='{shown}')" in str(caught.value)
@@ -196,7 +196,7 @@ def test_an_unclosed_quote_is_found_and_no_closed_one_is(
             (row["k"], row["v"]) for row in read(path, types={"k": pa.string(), "v": pa.string()}).to_pylist()
         ] == values
         return
-    with pytest.raises(UnreadableInput, match=r"a quote is opened there that is never closed|Expected 2 columns"):
+    with pytest.raises(UnreadableInput, match=r"a quote opened there is never closed|Expected 2 columns"):
         read(path, types={"k": pa.string(), "v": pa.string()})
 
 
@@ -276,7 +276,7 @@ def test_a_column_that_goes_from_number_to_text_says_what_to_type(tmp_path: Path
     path.write_text('{"F_OUTAGE_ID": 12}\n' * before + '{"F_OUTAGE_ID": "A-7"}\n')
     with pytest.raises(SchemaMismatch) as caught:
         read(path)
-    said = "line 200,001, column 'F_OUTAGE_ID': \"A-7\" is not how a value of type int64 is written"
+    said = "line 200,001, column 'F_OUTAGE_ID': \"A-7\" does not fit the guessed type int64"
     assert said in str(caught.value)
     assert str(caught.value).endswith("declare the type that fits: {'F_OUTAGE_ID': 'string'}")
     assert set(read(path, types={"F_OUTAGE_ID": pa.string()})["F_OUTAGE_ID"].to_pylist()) == {"12", "A-7"}

@@ -70,7 +70,7 @@ def test_a_new_column_that_the_table_does_not_have_is_not_taken_in(server: Serve
 
     read()
     with (
-        pytest.warns(UserWarning, match="'storey' of input 'fa' is new in this state, which keeps it for good"),
+        pytest.warns(UserWarning, match="'storey' of input 'fa' is new in this state, and permanent"),
         raises(UnreadableInput),
     ):
         read(storey=int)
@@ -85,7 +85,7 @@ def test_a_new_column_that_the_table_does_not_have_is_not_taken_in(server: Serve
 def test_an_input_is_read_from_one_slot(server: Server, tmp_path: Path) -> None:
     run(server, tmp_path / "s", fa="fa")
     assert run(server, tmp_path / "s", "fb", "other", fb="fb") == {"fa": [1], "fb": [1]}
-    says = "this state reads '{0}' as '{1}', from postgresql://.*#{2}; leave it to '{1}'"
+    says = "this state reads '{0}' as '{1}', from postgresql://.*#{2}; let '{1}'"
     refused(server, tmp_path / "s", SpecError, says.format("fb", "fb", "other"), fa="fa", fb="fb")
     refused(server, tmp_path / "s", SpecError, says.format("fa", "shop", "shop"), "fb", "other", fa="fa", fb="fb")
 
@@ -169,7 +169,7 @@ def test_while_no_slot_is_free_a_table_that_is_to_be_copied_again_is_an_outage(
 
     def free() -> None:
         ends = time.monotonic() + 120
-        while time.monotonic() < ends and "is tried again" not in caplog.text:
+        while time.monotonic() < ends and "ddflow retries it" not in caplog.text:
             time.sleep(0.02)
         ask(server, "select pg_drop_replication_slot('fill0')")
 
@@ -177,12 +177,12 @@ def test_while_no_slot_is_free_a_table_that_is_to_be_copied_again_is_an_outage(
     thread.start()
     assert run(server, tmp_path / "s", patience=None, fa="fa") == {"fa": [7], "fb": []}
     thread.join()
-    assert caplog.text.count("is copied again: it is another table") == 1
+    assert caplog.text.count("is copied again: it is not the table") == 1
 
 
 def test_a_table_that_feeds_another_input_now_is_not_followed(server: Server, tmp_path: Path) -> None:
     assert run(server, tmp_path / "s", fa="fa", fb="fb") == {"fa": [1], "fb": [1]}
-    says = r"public\.fa for 'fb': this state reads it for 'fa', and has no copy of it for 'fb'"
+    says = r"public\.fa for 'fb': this state reads it for 'fa', but has no copy of it for 'fb'"
     refused(server, tmp_path / "s", SpecError, says, fa="fb", fb="fa")
 
 
@@ -190,7 +190,7 @@ def test_an_input_that_a_source_feeds_no_more_is_named_until_it_is_dropped(serve
     state = tmp_path / "s"
     assert run(server, state, fa="fa", fb="fb") == {"fa": [1], "fb": [1]}
     ask(server, "insert into fa values (2)", "insert into fb values (2)")
-    says = r"it feeds 'fb' in this state, of which changes would be passed over; .* goes by dd\.evolve\(.*drop_inputs="
+    says = r"it feeds 'fb' in this state, so their changes would be lost; .* no longer need: dd\.evolve\(.*drop_inputs="
     refused(server, state, SpecError, says, fa="fa")
     assert run(server, state, fa="fa", fb="fb") == {"fa": [1, 2], "fb": [1, 2]}
     dd.evolve(state, drop_outputs=["fb rows"], drop_inputs=["fb"])
@@ -213,7 +213,7 @@ def test_an_input_that_was_dropped_and_is_there_again_is_copied_anew(server: Ser
 
 def test_a_slot_is_read_under_one_name(server: Server, tmp_path: Path) -> None:
     run(server, tmp_path / "s", "fa", fa="fa")
-    says = r"the source 'both': this state reads postgresql://.*#shop as 'fa', up to .*; give it under that name, 'fa'"
+    says = r"the source 'both': this state reads postgresql://.*#shop as 'fa', up to .*; use the name 'fa' for it"
     refused(server, tmp_path / "s", SpecError, says, "both", fa="fa")
     ask(server, "insert into fa values (2)")
     assert run(server, tmp_path / "s", "fa", fa="fa") == {"fa": [1, 2], "fb": []}
@@ -222,7 +222,7 @@ def test_a_slot_is_read_under_one_name(server: Server, tmp_path: Path) -> None:
 def test_a_table_that_is_exchanged_for_another_is_named(server: Server, tmp_path: Path) -> None:
     assert run(server, tmp_path / "s", fa="fa") == {"fa": [1], "fb": []}
     ask(server, "insert into fa values (3)")
-    says = r"read 'fa' from public\.fc: this state reads it from public\.fa, .*passed over; name public\.fa; or begin"
+    says = r"read 'fa' from public\.fc: this state reads it from public\.fa, .*that table; name public\.fa; or create"
     refused(server, tmp_path / "s", SpecError, says, fc="fa")
     assert run(server, tmp_path / "s", fa="fa") == {"fa": [1, 3], "fb": []}
 
@@ -290,7 +290,7 @@ def test_a_server_that_was_set_back_is_not_followed(tmp_path: Path) -> None:
         copy.rename(data)
         set_back.start()
         ask(set_back, "insert into fa values (-1)")
-        says = r"log ends at .*, and the state has read it up to .*: it was set back.*; .*begin a new state"
+        says = r"log ends at .*, but the state has read it up to .*: it was set back.*; .*create a new state"
         refused(set_back, tmp_path / "s", SourceChanged, says, fa="fa")
 
 
@@ -299,4 +299,4 @@ def test_another_server_with_the_same_slot_is_not_followed(server: Server, tmp_p
     with Server() as other:
         ask(other, "create table fa (id int primary key)")
         ask(other, "select pg_create_logical_replication_slot('shop', 'wal2json')")
-        refused(other, tmp_path / "s", SourceChanged, r"another server: its system identifier is \d+, and was", fa="fa")
+        refused(other, tmp_path / "s", SourceChanged, r"another server: its system identifier is \d+, but was", fa="fa")

@@ -62,7 +62,7 @@ def there(server: Server) -> list[Any]:
 UNKEYED = "rows were updated or deleted while it had no replica identity"
 CHANGED: dict[str, tuple[str, list[str]]] = {
     "key": (
-        "its key was another, or none, for a while",
+        "its key was different or missing for a while",
         ["alter table t drop constraint t_pkey", GONE, WRITTEN, "alter table t add primary key (id)"],
     ),
     "nothing": (
@@ -82,7 +82,7 @@ CHANGED: dict[str, tuple[str, list[str]]] = {
         ["alter table t replica identity using index t_other_key", GONE, "alter table t replica identity default"],
     ),
     "key of the whole row": (
-        "its key was another, or none, for a while",
+        "its key was different or missing for a while",
         [
             "alter table t replica identity full",
             "alter table t drop constraint t_pkey",
@@ -93,7 +93,7 @@ CHANGED: dict[str, tuple[str, list[str]]] = {
         ],
     ),
     "wider key": (
-        "its key was another, or none, for a while",
+        "its key was different or missing for a while",
         [
             "begin; alter table t drop constraint t_pkey; alter table t add primary key (id, other); commit",
             "insert into t values (1, 11, 1)",
@@ -114,7 +114,7 @@ CHANGED: dict[str, tuple[str, list[str]]] = {
         ["alter table t set unlogged", "delete from t", "alter table t set logged"],
     ),
     "made anew": (
-        "it is another table",
+        "it is not the table",
         ["drop table t", "create table t (id int primary key, other int unique not null, v int, e mood, p int)"],
     ),
     "type": ("'v' has another type", ["alter table t alter v type text using 'x' || v"]),
@@ -128,7 +128,7 @@ CHANGED: dict[str, tuple[str, list[str]]] = {
     "attribute": ("a composite type has other attributes", ["alter type pair add attribute c int"]),
     "attribute, dropped": ("a composite type has other attributes", ["alter type pair drop attribute a"]),
     "column": (
-        "'v' is another column than before",
+        "'v' is not the same column as before",
         ["alter table t drop v", "alter table t add v int default 4"],
     ),
 }
@@ -296,10 +296,10 @@ def test_folded_rows_are_never_copied_again(server: Server, tmp_path: Path, how:
     with made.open(tmp_path / "state") as engine:
         engine.run(shop)
         ask(server, "alter type mood rename value 'sad' to 'glad'")
-        with pytest.warns(UserWarning, match="'glad' now: rows that were there may have other values in Postgres"):
+        with pytest.warns(UserWarning, match="'glad' now: older rows may have other values in Postgres"):
             engine.run(shop)
         ask(server, *CHANGED["unlogged"][1])
-        with pytest.warns(UserWarning, match=r"its rows were rewritten.*: rows that were there may have other values"):
+        with pytest.warns(UserWarning, match=r"its rows were rewritten.*: older rows may have other values"):
             engine.run(shop)
         ask(server, *CHANGED["nothing"][1])
         with raises(SourceChanged):

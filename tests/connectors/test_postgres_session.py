@@ -246,7 +246,7 @@ def test_a_source_behind_a_network_that_went_silent_is_warned_of_and_lets_a_run_
         with ended(silent):
             assert engine.run(given).stopped == "signal"
         assert "the source 't' has not answered for" in caplog.text
-        assert "the source 't' lasts, and is cancelled" in caplog.text
+        assert "the source 't' takes too long and is cancelled" in caplog.text
         proxy.frozen = False
         proxy.hang_up()
         ask(emptied, "insert into t values (2, 2)")

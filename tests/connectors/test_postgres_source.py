@@ -166,7 +166,7 @@ def test_a_key_that_changes_beside_a_value_that_is_not_written_again(
         assert held(engine) == there(server) and len(held(engine)) == 3
         (said,) = (each.message for each in caplog.records)
         assert re.search(
-            "orders is copied again: a row got another key.*has it after: alter .* replica identity full", said
+            "orders is copied again: the key of a row changed.*log such values: alter .* replica identity full", said
         )
         ask(server, "delete from orders where id = 20", "update orders set id = 1 where id = 10")
         engine.run({"orders": source(server)})
@@ -487,7 +487,7 @@ def test_a_copy_that_waits_for_open_transactions_says_for_which(
             thread.join()
             assert held(engine) == there(server)
         said = [each.message for each in caplog.records if "the slot waits" in each.message]
-        assert len(said) == 1 and f"waits for open transactions: PID {pid}; a copy begins when they end" in said[0]
+        assert len(said) == 1 and f"waits for open transactions: PID {pid}; the copy begins when they end" in said[0]
         ask(server, "alter table orders set unlogged", "delete from orders", "alter table orders set logged")
 
 
@@ -498,25 +498,25 @@ def refused(server: Server, engine: Any, kind: type[Exception], says: str, **mor
 
 def test_what_cannot_be_read_says_what_to_do(server: Server, tmp_path: Path) -> None:
     with flow().open(tmp_path / "a") as engine:
-        refused(server, engine, UnreadableInput, "there is no such table; make it, or see")
+        refused(server, engine, UnreadableInput, "there is no such table; create it, or check")
         ask(server, "create table orders (id bigint, customer int, amount numeric, note text)")
-        refused(server, engine, UnreadableInput, "no replica identity.*give it a primary key")
+        refused(server, engine, UnreadableInput, "no replica identity.*add a primary key")
         ask(server, "drop table orders", "create table orders (id bigint primary key, customer int, amount numeric)")
         refused(server, engine, UnreadableInput, "it has no column 'note'")
         ask(server, "drop table orders", ORDERS)
         engine.run({"orders": source(server)})
         ask(server, "select pg_drop_replication_slot('shop')", "insert into orders values (1)")
-        refused(server, engine, SourceChanged, "there is no such slot any more; what changed since then is lost")
+        refused(server, engine, SourceChanged, "the slot no longer exists; the changes since then are lost")
     with flow().open(tmp_path / "b") as engine:
         engine.run({"orders": source(server)})
         ask(server, "insert into orders values (2)", "select pg_replication_slot_advance('shop', pg_current_wal_lsn())")
-        refused(server, engine, SourceChanged, "it was moved on to .*, and the state has what came before")
+        refused(server, engine, SourceChanged, "it was advanced to .*, but the state has read it only up to")
     with flow().open(tmp_path / "c") as engine:
-        refused(server, engine, UnreadableInput, "this state has no position of it; name another with slot=")
+        refused(server, engine, UnreadableInput, "this state has no position in it; pass another name as slot=")
     plain = dd.Flow()
     plain.output("rows", plain.upserts("orders", COLUMNS, dd.Upsert(key="id")))
     with plain.open() as engine:
-        refused(server, engine, SpecError, "changes come as messages; give it format=dd.formats.wal2json")
+        refused(server, engine, SpecError, "changes come as messages; set format=dd.formats.wal2json")
     with raises(SpecError):
         dd.sources.postgres(server.url, "orders", slot="My slot")
 
@@ -584,7 +584,7 @@ def test_a_slot_in_use_is_waited_for_and_an_identity_that_changes_is_found(serve
         engine.run({"orders": source(server)})
         ask(server, "alter table orders replica identity using index orders_other_key")
         ask(server, "insert into orders values (1, 5, 1, 1, '')", "delete from orders")
-        refused(server, engine, UnreadableInput, r"tells a row by \['other'\]")
+        refused(server, engine, UnreadableInput, r"identifies a row by \['other'\]")
         ask(server, "alter table orders replica identity default")
     holder = holding(server)
     with flow().open(tmp_path / "a") as engine:

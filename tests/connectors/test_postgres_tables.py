@@ -89,7 +89,7 @@ def test_a_parent_is_read_beside_its_children_or_not_at_all(server: Server, tmp_
         ),
         *("insert into t values (1)", "insert into c values (2)"),
     )
-    says = r"public\.t for 't': public\.c inherit from it, .*; name these tables, too, each with an input of its own"
+    says = r"public\.t for 't': public\.c inherit from it, .*; read these tables, too, each for a separate input"
     with flow("t", "c").open(tmp_path / "state") as engine:
         with pytest.raises(UnreadableInput, match=says):
             engine.run({"t": dd.sources.postgres(server.url, "t", slot="shop")})

@@ -1,4 +1,4 @@
-"""Test a topic or dump of several tables that feeds one input each; a message of an unlisted table is an error."""
+"""Test topics and dumps of several tables: each table feeds one input, and messages of unlisted tables are errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Test lake files that many tasks stage and one commits: invisible before, and counted once."""
+"""Test lake files that many tasks stage and one process commits: invisible before the commit, and counted once."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Test text at the ends of blocks: every value of CSV and JSON is read unchanged.
 
-Blocks are small here, so that their ends fall everywhere: within quotes, escapes, names and ends of lines.
+Blocks are small in these tests, so that blocks end anywhere: within quotes, escapes, names and line ends.
 """
 
 from __future__ import annotations

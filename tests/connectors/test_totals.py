@@ -1,4 +1,4 @@
-"""Test a total, one row without a key, as a table: replaced, deleted, and cleaned of rows that others added."""
+"""Test a table with a total, which is one row without a key: replacing it, deleting it, and removing foreign rows."""
 
 from __future__ import annotations
 

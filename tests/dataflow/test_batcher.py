@@ -1,7 +1,7 @@
 """Test that waiting events are released once, when their time closes, by time and arrival, spilled or not.
 
-The sizes that decide merges, cuts and spills are megabytes. ``tiny`` makes them bytes, so that a few events take every
-path of ten million.
+Merges, cuts and spills depend on sizes of megabytes. ``tiny`` reduces these sizes to bytes, so that a few events take
+every path that ten million events take.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Test that the engine names a refused event by its message's place, anywhere in a call."""
+"""Test that the engine names the place of the message of a refused event, anywhere in a call."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def messages(first: int, rows: Sequence[dict[str, Any]], partition: int | None =
     [
         ({"id": 2, "t": 3}, errors.LateEvent, "first offset 21 of beds/3, at time 3;"),
         ({"id": 2}, errors.SchemaMismatch, "'t' is null in 1 rows, first in offset 21 of beds/3;"),
-        ({"t": 9}, errors.NullKey, r"first in offset 21 of beds/3; mend them, .* or on_bad='drop' of the format;"),
+        ({"t": 9}, errors.NullKey, r"first in offset 21 of beds/3; fix them, .* or on_bad='drop' of the format;"),
     ],
 )
 def test_what_is_wrong_with_an_event_names_its_message(

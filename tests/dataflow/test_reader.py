@@ -1,4 +1,4 @@
-"""Test readers' holds: the registry knows the least held time, whichever thread releases a hold, and when."""
+"""Test holds of readers: the registry knows the least held time, and any thread may release a hold at any time."""
 
 from __future__ import annotations
 

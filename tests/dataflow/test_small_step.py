@@ -1,4 +1,4 @@
-"""Test small steps, whose cost is Python's: facts known when a plan opens are not computed again."""
+"""Test that small steps, whose cost is Python code, compute nothing again that is known when a plan opens."""
 
 from __future__ import annotations
 

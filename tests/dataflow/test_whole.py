@@ -1,7 +1,7 @@
 """Test that a call happens completely or not at all, and never changes its results later.
 
-The machine and the laws cover refusals by specs (ties, null keys, late events). This file covers deeper errors: an
-expression that fails within a step, a count outside int64, and a caller with old tables.
+`laws/test_machine` and `laws/test_laws` cover refusals by specs (ties, null keys, late events). This file covers errors
+within a step: an expression that fails, a count outside int64, and a caller that keeps old tables.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Test states with lagging sinks: bytes of a commit, deletion after catching up, and other tools' results."""
+"""Test states with lagging sinks: bytes of a commit, deletion after sinks catch up, and maintenance tools."""
 
 from __future__ import annotations
 

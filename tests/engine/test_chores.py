@@ -1,7 +1,7 @@
-"""Run every chore for whole states on a state with every operator.
+"""Run every maintenance tool for complete states on a state with every operator.
 
-The expected result is an engine in memory with the same events and no chores. An operator that the plan lacks fails;
-see ``every_operator``.
+The expected result comes from an engine in memory with the same events and no maintenance. The tests fail if the plan
+lacks an operator; see ``every_operator``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Test ``commit_every=``: when calls become epochs, who waits, and calls without a commit."""
+"""Test ``commit_every=``: when calls become epochs, which calls wait, and which calls make no commit."""
 
 from __future__ import annotations
 

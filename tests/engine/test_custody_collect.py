@@ -1,6 +1,7 @@
 """Test garbage collection: deleted files, kept files, and safety for concurrent writers and readers.
 
-The expected files come from outside the collector: those named by each manifest, listed after each commit.
+The expected files do not come from the collector: they are the files that each manifest names, listed after each
+commit.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Test compaction to the present, which must erase every byte of deleted rows of any type.
 
-A state's folder is searched as bytes, and required answers are read before. Copies of the folder are states, too.
+The tests search the bytes of a state's folder for deleted rows. They read the expected answers before the compaction.
+Copies of the folder are also states.
 """
 
 from __future__ import annotations
@@ -209,7 +210,7 @@ def test_the_verb_forgets_and_fences(tmp_path: Path) -> None:
     with flow.open(state) as engine:
         live(engine, [table(person(1, 1, True), person(2, 1, False)), table(person(1, 2, False, "D"))])
         result = CliRunner().invoke(app, ["gc", str(state), "--forget"])
-        assert result.exit_code == 0 and "holds nothing of rows" in result.output, result.output
+        assert result.exit_code == 0 and "no longer contains deleted or replaced rows" in result.output, result.output
         assert found(state) == []
         with pytest.raises(Fenced):
             engine.step(table(person(3, 3, False)), 9)

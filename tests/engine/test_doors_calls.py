@@ -109,8 +109,8 @@ def test_an_input_that_is_called_as_a_column_is_meant_by_its_name_alone() -> Non
             dd.errors.SchemaMismatch,
             "'citty' that was not .* mean 'city'",
         ),
-        (lambda e: e.replace("people"), dd.errors.NotArrow, "no rows are given; write replace"),
-        (lambda e: e.replace(rows((1, "x")), 3), dd.errors.NotArrow, r"a Table is no name .*replace\(rows, time="),
+        (lambda e: e.replace("people"), dd.errors.NotArrow, "there are no rows; write replace"),
+        (lambda e: e.replace(rows((1, "x")), 3), dd.errors.NotArrow, r"a Table is not the name .*replace\(rows, time="),
         (lambda e: e.restate("id", rows((1, "x"))), dd.errors.SchemaMismatch, "rows for 'id': there is no such input"),
     ],
 )

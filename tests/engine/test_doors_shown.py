@@ -1,4 +1,4 @@
-"""Test displays in prompts and notebooks: the plan as text, and HTML that no data can break."""
+"""Test what a Python prompt and a notebook show of objects: the plan as text, and HTML that no data can break."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ output by_city: city string, count int64
 └─ count(by=['city'])        rows move to their [city]; kept by [city]
    └─ filter('amount > 1')        as above
 output per_key: id int64, city string, n int64
-└─ count(by=['id', 'city'], name='n')        rows stand by [id, city] already; kept by [id, city]
+└─ count(by=['id', 'city'], name='n')        rows are already partitioned by [id, city]; kept by [id, city]
    └─ filter('amount > 1')        as above
 output all: count int64
 └─ count(by=[])        one partition; kept
@@ -81,7 +81,7 @@ def test_functions_several_inputs_and_deep_plans_are_explained() -> None:
         node = node.filter("n > 0")
     flow.output("deep", node)
     assert flow.explain("deep").count("filter('n > 0')") == 1500
-    assert "lines more" in flow._repr_html_()
+    assert "more lines" in flow._repr_html_()
 
 
 def page(html: str) -> ET.Element:
@@ -112,7 +112,7 @@ def test_wide_rows_and_long_values_are_cut() -> None:
     with flow.open() as engine:
         step = engine.step({"id": [1], "at": pa.array([60]).view(pa.timestamp("s"))})
         text = "".join(page(step._repr_html_()).itertext())
-        assert "columns are left out" in text and "_diff" in text and "c39" not in text
+        assert "columns are not shown" in text and "_diff" in text and "c39" not in text
         assert len(page(step._repr_html_()).findall(".//th")) == 20 + 2
     flow = dd.Flow()
     flow.output("long", flow.upserts("long", {"id": int, "text": str}, dd.Upsert("id")))

@@ -1,4 +1,4 @@
-"""Test that acknowledged epochs can be read back, with any clock and any foreign manifest number."""
+"""Test that acknowledged epochs can be read back, with any clock and any manifest number from another program."""
 
 from __future__ import annotations
 

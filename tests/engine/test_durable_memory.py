@@ -1,7 +1,7 @@
 """Test failing allocations: a typed error, an engine that is unchanged or stopped, and a complete state.
 
-Each array that a step requests from numpy is refused in turn. In a child, the system refuses at rising limits until the
-step succeeds. In all cases a reopened state has the last epoch and continues.
+The tests refuse each array that a step requests from numpy, one at a time. In a child process, the system refuses
+memory at rising limits until the step succeeds. In all cases a reopened state has the last epoch and continues.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Test many writers of one state: one wins a round, the others get an error, and a sleeping one changes nothing.
+"""Test many writers of one state: one wins a round, others get an error, and a stopped writer changes nothing.
 
 Eight processes race for every epoch while two others read; the winners' reports are the expected state. Then a writer
-is stopped at every changing call, others commit and sweep, and when it wakes every byte stays the same. Old versions
-are swept at once, unlike in practice, so that reused numbers and names would show.
+is stopped at every changing call, and other writers commit and sweep. After the writer wakes, every byte stays the
+same. Old versions are swept at once, unlike in practice, so that the tests find reused numbers and names.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Test bad input and bad use: each has its error with a fix, and leaves the engine unchanged."""
+"""Test bad input and bad use: each mistake raises an error with a fix, and leaves the engine unchanged."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_every_error_is_caught_by_its_name() -> None:
 
 BAD_SPECS = [
     (pa.schema([("id", pa.int64()), ("id", pa.string())]), {}, r"\['id'\] occur more than once"),
-    (pa.schema([("id", pa.int64()), ("_time", pa.string())]), {}, r"\['_time'\] are those that updates carry"),
+    (pa.schema([("id", pa.int64()), ("_time", pa.string())]), {}, r"\['_time'\] have names that ddflow reserves"),
     (SCHEMA, {"key": "idd"}, "no column 'idd'; did you mean 'id'"),
     (SCHEMA, {"key": ["id", "x"]}, "key= of 's': there is no column 'x'"),
     (pa.schema({"id": pa.list_(pa.int64())}), {}, "'id' is list.*cannot be hashed as a key"),
@@ -80,13 +80,13 @@ BAD_SPECS = [
     (pa.schema({"id": pa.struct({"x": pa.int8()})}), {}, "'id' is struct.*cannot be hashed as a key"),
     (pa.schema({"id": pa.json_()}), {}, "'id' is .*json.*cannot be hashed as a key"),
     (pa.schema({"id": pa.int64(), "at": pa.list_(pa.int8())}), {"order_by": "at"}, "'at' is list.*has no order"),
-    (pa.schema({"id": pa.int64(), "n": pa.string()}), {"seq": "n"}, "'n' is string, which is no integer"),
-    (pa.schema({"id": pa.int64(), "t": pa.float64()}), {"time": "t"}, "'t' is double, which is no time"),
-    (pa.schema({"id": pa.int64(), "t": pa.int32()}), {"time": "t"}, "'t' is int32, which is no time"),
-    (SCHEMA, {"delete": dd.tombstone("city")}, "text column and no value is given"),
-    (SCHEMA, {"delete": dd.tombstone("at", "x")}, "'x' is no value of int64"),
+    (pa.schema({"id": pa.int64(), "n": pa.string()}), {"seq": "n"}, "'n' is string, which is not an integer"),
+    (pa.schema({"id": pa.int64(), "t": pa.float64()}), {"time": "t"}, "'t' is double, which is not a time"),
+    (pa.schema({"id": pa.int64(), "t": pa.int32()}), {"time": "t"}, "'t' is int32, which is not a time"),
+    (SCHEMA, {"delete": dd.tombstone("city")}, "text column, but there is no value"),
+    (SCHEMA, {"delete": dd.tombstone("at", "x")}, "'x' is not a value of int64"),
     (SCHEMA, {"delete": dd.tombstone("gone")}, "no column 'gone'"),
-    (SCHEMA, {"noop_ignore": ["at"], "value": ["city"]}, r"noop_ignore= names \['at'\], which value= leaves out"),
+    (SCHEMA, {"noop_ignore": ["at"], "value": ["city"]}, r"noop_ignore= names \['at'\], but value= does not"),
     (
         pa.schema({"id": pa.int64(), "at": pa.int64(), "l": pa.list_(pa.int8())}),
         {"order_by": "at", "tie": "greatest"},
@@ -95,7 +95,7 @@ BAD_SPECS = [
     (
         pa.schema({"id": pa.int64(), "at": pa.string(), "_order_at": pa.string()}),
         {"order_by": "at"},
-        "column '_order_at', under which",
+        "column '_order_at', but ddflow",
     ),
     (
         pa.schema({"id": pa.int64(), "at": pa.int64(), "_winner_at": pa.int64()}),
@@ -128,12 +128,12 @@ def test_a_spec_that_does_not_fit_its_schema_is_refused_where_it_is_written(
         ),
         (pa.table([[1], [1]], ["id", "id"]), errors.SchemaMismatch, "'id' occurs more than once"),
         (pa.table({"city": ["x"]}), errors.SchemaMismatch, "the column 'id' is missing"),
-        (pa.table({"id": ["x"]}), errors.SchemaMismatch, "it is string, declared is int64"),
+        (pa.table({"id": ["x"]}), errors.SchemaMismatch, "it is string, but int64 is declared"),
         (pa.table({"id": [1.5]}), errors.SchemaMismatch, r"row 0 holds 1.5 \(double\), which does not fit int64"),
         (pa.table({"id": pa.array([2**63], pa.uint64())}), errors.SchemaMismatch, "does not fit int64"),
         ([pa.record_batch({"id": [1]}), pa.record_batch({"id": ["1"]})], errors.SchemaMismatch, "batch 1 has"),
-        (rows((None, "x", 1), (2, "x", 1)), errors.NullKey, r"null in 1 rows, first in row 0, counted from 0; mend"),
-        ({"id": 1}, errors.NotArrow, "column 'id' of rows for 's': it is a int; give a list"),
+        (rows((None, "x", 1), (2, "x", 1)), errors.NullKey, r"null in 1 rows, first in row 0, counted from 0; fix"),
+        ({"id": 1}, errors.NotArrow, "column 'id' of rows for 's': it is a int; pass a list"),
         ([{"id": 1}, 2], errors.NotArrow, "list does not speak Arrow"),
         (pa.chunked_array([[1]]), errors.NotArrow, "ChunkedArray holds no rows"),
         (None, errors.NotArrow, "NoneType does not speak Arrow"),
@@ -164,7 +164,7 @@ def test_inputs_must_say_which_rows_are_for_which_input() -> None:
 def test_a_time_is_an_int64_below_the_closed_frontier(time: Any) -> None:
     with epochs() as engine:
         act = lambda: engine.step({"s": rows((1, "x", 1))}, time=time)  # noqa: E731
-        assert_refused(engine, act, errors.SchemaMismatch, "that is no int64 time; give an integer")
+        assert_refused(engine, act, errors.SchemaMismatch, "that is not an int64 time; pass an integer")
 
 
 def test_times_do_not_go_back(tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_times_do_not_go_back(tmp_path: Path) -> None:
         assert_refused(engine, lambda: engine.advance_to(4), errors.TimeWentBack, "the frontier is already 5")
         for frontier in (4.5, "9", None, 2**63):
             act = lambda to=frontier: engine.advance_to(to)  # noqa: E731
-            assert_refused(engine, act, errors.SchemaMismatch, "no int64 time")
+            assert_refused(engine, act, errors.SchemaMismatch, "not an int64 time")
         engine.advance_to(5)
         engine.advance_to(dd.CLOSED)
         assert_refused(engine, lambda: engine.advance_to(7), errors.TimeWentBack, "already")
@@ -219,7 +219,7 @@ def test_an_event_behind_the_frontier_is_refused_with_its_push() -> None:
             r"'t' is null in 1 rows, first in row 0, counted from 0",
         )
         closed = rows((1, "y", dd.CLOSED), schema=TIMED)
-        assert_refused(engine, lambda: engine.push({"s": closed}), errors.SchemaMismatch, "closed frontier itself")
+        assert_refused(engine, lambda: engine.push({"s": closed}), errors.SchemaMismatch, "that is the closed frontier")
 
 
 def test_a_tie_is_refused_where_ties_are_errors_and_the_key_is_named() -> None:
@@ -385,7 +385,7 @@ if not os.fork():
             call()
         except dd.DdflowError as error:
             assert type(error).__name__ == "EngineClosed", repr(error)
-            assert f"it was opened by process {os.getppid()}, before this one was forked from it" in str(error), error
+            assert f"process {os.getppid()} opened it, before this process was forked" in str(error), error
         else:
             os._exit(1)
     os._exit(7)
@@ -467,7 +467,7 @@ def test_a_step_that_would_outgrow_the_budget_is_refused_and_a_smaller_one_taken
             engine,
             lambda: engine.step({"s": large}, time=2),
             BudgetExceeded,
-            "the state would take .* KB, the budget is 200.0 KB; open with a larger memory=",
+            "the state would take .* KB, but the budget is 200.0 KB; open with a larger memory=",
         )
         engine.step({"s": rows((2, "x", 1))}, time=2)
     with epochs(opens={"memory": "2MB"}) as engine:
@@ -502,7 +502,7 @@ def test_a_sum_of_diffs_that_leaves_int64_is_refused_and_named() -> None:
     with flow.open() as engine:
         engine.step({"s": rows((1, "x", 0))}, time=1)
         act = lambda: engine.step({"s": rows((2, "y", 1))}, time=2)  # noqa: E731
-        assert_refused(engine, act, errors.CountOverflow, "the sum for {'city': 'y'} leaves int64")
+        assert_refused(engine, act, errors.CountOverflow, "the sum for {'city': 'y'} overflows int64")
 
 
 @pytest.mark.parametrize("step_by_step", [False, True])
@@ -516,7 +516,7 @@ def test_a_count_that_leaves_int64_is_refused_and_named(step_by_step: bool) -> N
         engine.step({"s": rows((1, "x", 1), (2, "y", 1))}, time=1)
         assert {row["count"] for row in engine.read("by_city").to_pylist()} == {2**62}
         more = rows((3, "x", 1)) if step_by_step else rows((1, "z", 1), (3, "z", 1))
-        assert_refused(engine, lambda: engine.step({"s": more}, time=2), errors.CountOverflow, "leaves int64")
+        assert_refused(engine, lambda: engine.step({"s": more}, time=2), errors.CountOverflow, "overflows int64")
         out = engine.step({"s": rows((1, None, 1))}, time=2)
         assert sorted(out["by_city"]["count"].to_pylist()) == [2**62, 2**62]
 
@@ -539,7 +539,7 @@ def test_reads_name_what_they_ask_for() -> None:
         engine.step({"s": rows((1, "x", 1))}, time=1)
         engine.step({"s": rows((1, "y", 1))}, time=5)
         for name, as_of, why in [
-            ("row", None, "no output or input; did you mean 'rows'"),
+            ("row", None, "no such output or input; did you mean 'rows'"),
             ("rows", 4, "from 5 up to"),
             ("rows", 6, "not including, 6"),
             ("by_city", 1, "a larger retain="),
@@ -559,9 +559,9 @@ def test_an_output_that_stale_adds_is_no_collection_and_a_read_of_it_says_where_
     flow.output("rows", input)
     flow.output("by_city", input.count(by=[]))
     why = (
-        rf"^read '{name}': stale='{stale}' of the input 's' adds it: it tells of events, and a state holds rows; "
-        rf"give it a sink in mode 'changelog'; or "
-        rf"take its rows from each step, as step\['{name}'\], from the files of outputs=, .* are 's'$"
+        rf"^read '{name}': stale='{stale}' of the input 's' adds it: it lists events, but a state holds rows; "
+        rf"write it to a sink in mode 'changelog'; or "
+        rf"get its rows from each step, as step\['{name}'\], from the files of outputs=, .* name 's'$"
     )
     with flow.open(store) as engine:
         step = engine.step({"s": pa.table({"id": [1, 1], "at": [5, 4]})}, time=1)
@@ -574,7 +574,7 @@ def test_an_output_that_stale_adds_is_no_collection_and_a_read_of_it_says_where_
             lambda: engine.read(name, 1),
         ):
             assert_refused(engine, act, errors.NotReadable, why)
-        assert_refused(engine, lambda: engine.read("s.evens"), errors.NotReadable, "no output or input")
+        assert_refused(engine, lambda: engine.read("s.evens"), errors.NotReadable, "no such output or input")
     with pytest.raises(errors.NotReadable, match=why):
         dd.read(store.reopen(), name)
     with raises(errors.NotReadable):

@@ -1,4 +1,4 @@
-"""Test `engine.explain`: the plan with its arrangements, their users, and their cost."""
+"""Test `engine.explain`: the plan with its arrangements, the operators that use each arrangement, and the costs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_it_says_what_is_kept_once_and_who_shares_it() -> None:
         text, kept = engine.explain(), engine.stats()["arrangements"]
     orders, customers = line(text, "input orders"), line(text, "input customers")
     assert "30 rows, " in orders and "shared by by_city, largest, served" in orders
-    assert "4 rows, " in customers and "looked up in it by 2 operators" in customers
+    assert "4 rows, " in customers and "2 operators look up rows in it" in customers
     assert "2 rows, " in line(text, "agg(") and "30 rows, " in line(text, "top(")
     # Customers are arranged by their key already: only orders are arranged for the join, and once for two outputs.
     assert "30 rows, " in line(text, "arrange(by=['customer'])    rows move")

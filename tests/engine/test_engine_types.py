@@ -114,7 +114,7 @@ def test_every_flat_type_can_be_a_key_and_an_order(kind: str) -> None:
 
 
 def test_a_column_of_nulls_is_refused_when_the_flow_is_built_and_taken_in_a_batch() -> None:
-    found = "the columns ['a', 'b'] are of the type null: no value fits; declare what their values will be"
+    found = "the columns ['a', 'b'] are of the type null, which has no values; declare the types of their values"
     schema = pa.schema({"k": pa.int64(), "a": pa.null(), "b": pa.null()})
     ring = dd.Machine("m", {(0, "x"): 1}, on="a", start=0)
     inputs: list[Callable[[dd.Flow], Any]] = [

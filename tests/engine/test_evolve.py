@@ -1,4 +1,4 @@
-"""Test changing columns: an evolved engine or a rewritten state equals one with the new columns from the start.
+"""Test changes of columns: an evolved engine or state equals one that had the new columns from the start.
 
 This holds at all readable times. The twin is an engine of the evolved plan that gets the rows cast. Plans have every
 operator of the registry.
@@ -279,26 +279,34 @@ def one(spec: dict[str, Any], make: Any = None, kind: Any = None, **more: Any) -
 
 
 REFUSED: dict[str, tuple[dd.Flow, dict[str, Any], str]] = {
-    "a key": (one({}), {"id": pa.string()}, r"column 'id' of input 'a' is string, and was int64; it decides \(key\)"),
-    "an order": (one({"order_by": "at"}), {"at": pa.float64()}, r"'at' .* it decides \(order_by\)"),
-    "a tie": (one({"order_by": "at", "tie": "greatest"}), {"n": pa.float64()}, r"it decides \(tie='greatest'\)"),
+    "a key": (
+        one({}),
+        {"id": pa.string()},
+        r"column 'id' of input 'a' is string, but was int64; it decides between events \(key\)",
+    ),
+    "an order": (one({"order_by": "at"}), {"at": pa.float64()}, r"'at' .* it decides between events \(order_by\)"),
+    "a tie": (
+        one({"order_by": "at", "tie": "greatest"}),
+        {"n": pa.float64()},
+        r"it decides between events \(tie='greatest'\)",
+    ),
     "where": (one({"where": "n / 2 > 1"}), {"n": pa.float64()}, r"where= of input 'a': 'n / 2 > 1' reads \['n'\]"),
     "a filter": (one({}, lambda c: c.filter("abs(n) > 1")), {"n": pa.float64()}, r"'abs\(n\) > 1' reads \['n'\]"),
     "a formula": (one({}, lambda c: c.project({"m": "n / 2"})), {"n": pa.float64()}, r"'n / 2' reads \['n'\]"),
     "a mean": (
         one({}, lambda c: c.agg(s="avg(n)")),
         {"n": pa.decimal128(12, 2)},
-        r"'avg\(n\)' was double, and would be decimal128\(16, 6\)",
+        r"'avg\(n\)' was double, but would become decimal128\(16, 6\)",
     ),
     "a mean of more digits": (
         one({}, lambda c: c.agg(s="avg(n)"), kind=pa.decimal128(9, 1)),
         {"n": pa.decimal128(12, 2)},
-        r"'avg\(n\)' was rounded to 5 digits behind the point, and would be to 6",
+        r"'avg\(n\)' was rounded to 5 digits after the point, but would be rounded to 6",
     ),
     "a sum of less room": (
         one({}, lambda c: c.agg(s="sum(n)"), kind=pa.decimal128(28, 0)),
         {"n": pa.decimal128(38, 10)},
-        r"'sum\(n\)' was decimal128\(38, 0\), and would be decimal128\(38, 10\)",
+        r"'sum\(n\)' was decimal128\(38, 0\), but would become decimal128\(38, 10\)",
     ),
     "text as text": (
         one({}, lambda c: c.project({"m": "cast(n as string)"})),
@@ -313,22 +321,22 @@ REFUSED: dict[str, tuple[dd.Flow, dict[str, Any], str]] = {
     "the greatest cell": (
         one({"merge": dd.Merge({"n": dd.max()})}),
         {"n": pa.string()},
-        r"dd.max\(\) of 'n' of input 'a' would go on otherwise with string than with int32",
+        r"dd.max\(\) of 'n' of input 'a' would compute other results with string than with int32",
     ),
     "a sum of halves": (
         one({"merge": dd.Merge({"n": dd.sum()})}, kind=pa.float32()),
         {"n": pa.float64()},
-        r"dd.sum\(\) of 'n' of input 'a' would go on otherwise",
+        r"dd.sum\(\) of 'n' of input 'a' would compute other results",
     ),
     "a column with an order of its own": (
         one({"order_by": "at", "versions": "cell", "merge": dd.Merge()}),
         {"new": pa.string()},
-        "column 'new' of input 'a' is new, and versions='cell' keeps an order for each column",
+        "column 'new' of input 'a' is new, but versions='cell' keeps an order for each cell",
     ),
     "a tombstone": (
         one({"delete": dd.tombstone("gone", 0.1)}, gone=pa.float32()),
         {"gone": pa.float64()},
-        r"may mean something else, as 'gone' is double and was float",
+        r"may delete other rows, because 'gone' is double but was float",
     ),
 }
 

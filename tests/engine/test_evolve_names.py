@@ -1,4 +1,4 @@
-"""Test names of evolving columns: near names are refused everywhere, and advice names the input."""
+"""Test names of evolving columns: similar names are refused everywhere, and the fix in an error names the input."""
 
 from __future__ import annotations
 

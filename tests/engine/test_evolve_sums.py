@@ -1,7 +1,7 @@
 """Test changing columns under aggregates: sums continue exactly in the wider column's unit.
 
-The results equal an engine's with the new columns from the start. A change with different rounding or inexact sums is
-refused.
+The results equal those of an engine with the new columns from the start. A change with different rounding or inexact
+sums is refused.
 """
 
 from __future__ import annotations

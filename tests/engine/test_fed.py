@@ -275,12 +275,12 @@ def test_a_story_names_the_full_contents_that_deleted_the_key() -> None:
     fed = "its input was fed events (epoch 1), full contents (epoch 2), full contents of the scope "
     fed += "\"city = 'Bern'\" (epoch 3)"
     assert lines[1][-4:] == [
-        f"{fed}; full contents delete what they do not name",
-        "its 1 event in the log (times are of the replay: one epoch for each part of the log)",
+        f"{fed}; full contents delete the keys that they lack",
+        "its 1 event in the log (times are replay epochs, one for each part of the log)",
         "  at 1: applied (id=1, city='Bern', at=1, gone=False)",
-        "  at 2: deleted: full contents do not name it",
+        "  at 2: deleted: full contents lack it",
     ]
-    assert lines[2][-1] == "  at 3: deleted: full contents of the scope \"city = 'Bern'\" do not name it"
+    assert lines[2][-1] == "  at 3: deleted: full contents of the scope \"city = 'Bern'\" lack it"
     assert [line.split(" (")[0] for line in lines[3][-2:]] == ["  at 2: applied", "  at 3: noop"]
     with plan(EPOCH).open() as engine:
         engine.step({"orders": one(1)}, 1)
@@ -334,5 +334,5 @@ def test_of_many_runs_of_calls_the_last_are_told_and_the_others_counted() -> Non
     for epoch in range(1, 8):
         fed = fed.add_call(epoch, FeedMode(FULL, f"region = '{epoch}'"))
     told = str(fed).split(", ")
-    assert told[0] == "... 3 runs of calls more"
+    assert told[0] == "... 3 more runs of calls"
     assert [part.split()[-1] for part in told[1:]] == ["4)", "5)", "6)", "7)"]

@@ -1,4 +1,4 @@
-"""Test a manifest's record of how its inputs were fed: its version, its size and its encoding."""
+"""Test the record in a manifest of how its inputs were fed: its version, its size and its encoding."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_the_record_is_bounded_and_loses_no_call() -> None:
     } == kinds
     assert decode_record(Decoder(FeedHistory), encode_record(fed), "m") == fed and fed.call_count == 2_000
     fed.check_calls(2_000)
-    with pytest.raises(ValueError, match="up to epoch 2000, and the last one is 1999"):
+    with pytest.raises(ValueError, match="up to epoch 2000, but the last epoch is 1999"):
         fed.check_calls(1_999)
     # A scope that is longer than all the room is not kept, and neither is what came before it.
     assert fed.add_call(2_001, FeedMode(FULL, "x" * ROOM)).runs == ()
@@ -175,7 +175,7 @@ def test_orders_that_were_given_decide_again_unless_another_order_decides() -> N
 
 def test_a_manifest_that_lies_about_how_it_was_fed_is_found() -> None:
     for fed, said in (
-        ({"nobody": FeedHistory((FeedRun(1, 1, 1, EVENTS),))}, "it says how ['nobody'] were fed"),
+        ({"nobody": FeedHistory((FeedRun(1, 1, 1, EVENTS),))}, "it records how ['nobody'] were fed"),
         ({"orders": FeedHistory((FeedRun(1, 3, 3, EVENTS),))}, "epoch 2 had a replace"),
     ):
         store = MemoryStore()

@@ -146,7 +146,7 @@ def test_changes_that_leave_int64_are_refused() -> None:
         for time, city in enumerate(["minus", "zero", "plus"]):
             step(engine, time, (1, city))
         assert bag(engine.changes("out", 0, 1)) == bag(engine.changes("out", 1, 2)) == {(1,): 2**62}
-        refused(lambda: engine.changes("out", 0, 2), errors.CountOverflow, r"the sum for {'one': 1} leaves int64")
+        refused(lambda: engine.changes("out", 0, 2), errors.CountOverflow, r"the sum for {'one': 1} overflows int64")
 
 
 def test_changes_of_what_is_not_there_or_cannot_be_read_are_refused_and_say_what_since_is() -> None:
@@ -160,13 +160,13 @@ def test_changes_of_what_is_not_there_or_cannot_be_read_are_refused_and_say_what
             lambda: engine.changes("rows", 4, 6),
             kinds[0],
             "changes of 'rows' from 4 to 6: since is 5: it can be read from 5 up to, not including, 8; "
-            "read at a closed time; a larger retain=, or a reader opened in time, keeps more",
+            "read at a closed time; a larger retain=, or a reader opened earlier, keeps more",
         )
         refused(lambda: engine.changes("rows", 5, 8), kinds[0], "the frontier is 8: it can be read from 5 up to")
         refused(lambda: engine.changes("rows", 7, 6), kinds[1], "from 7 to 6: the second time is before the first")
-        refused(lambda: engine.changes("rows", "5", 6), kinds[2], "that is no int64 time")
-        refused(lambda: engine.changes("rows", 5, 2.5), kinds[2], "that is no int64 time")
-        refused(lambda: engine.changes("rows", True, 6), kinds[2], "that is no int64 time")
+        refused(lambda: engine.changes("rows", "5", 6), kinds[2], "that is not an int64 time")
+        refused(lambda: engine.changes("rows", 5, 2.5), kinds[2], "that is not an int64 time")
+        refused(lambda: engine.changes("rows", True, 6), kinds[2], "that is not an int64 time")
         assert bag(engine.changes("rows", 5, 7)) == {(1, "city 5"): -1, (1, "city 7"): 1}
 
 
@@ -248,7 +248,7 @@ def test_a_reader_closes_with_its_block_also_when_that_raises_and_twice_is_harml
         assert (engine.since, reader.closed) == (3, True)
         assert repr(reader) == "Reader('rows', closed at 1)"
         for act in (reader.read, reader.advance_to, reader.changes_to):
-            refused(act, errors.NotReadable, r"it was closed at time 1; open another one: engine.reader\('rows'\)")
+            refused(act, errors.NotReadable, r"it was closed at time 1; open another reader: engine.reader\('rows'\)")
 
 
 def test_a_forgotten_reader_lets_go_and_so_does_one_in_a_cycle() -> None:
@@ -366,10 +366,10 @@ def test_a_reader_cannot_go_back_nor_to_where_nothing_is_closed_and_stays_where_
                 refused(
                     lambda act=act, back=back: act(back),
                     errors.TimeWentBack,
-                    f"advance a reader to {back}: it is already at 4; times may not go back",
+                    f"advance a reader to {back}: it is already at 4; a reader cannot go back",
                 )
             refused(lambda act=act: act(6), errors.NotReadable, "the frontier is 6: it can be read from 2 up to")
-            refused(lambda act=act: act("5"), errors.SchemaMismatch, "that is no int64 time")
+            refused(lambda act=act: act("5"), errors.SchemaMismatch, "that is not an int64 time")
             assert (reader.time, bag(reader.read())) == (4, {(1, "city 4"): 1})
         assert bag(reader.changes_to(4)) == {}
 
@@ -381,7 +381,7 @@ def test_a_reader_cannot_be_opened_where_nothing_can_be_read() -> None:
         refused(lambda: engine.reader("row"), errors.NotReadable, "'row': .*did you mean 'rows'")
         refused(lambda: engine.reader("rows", at=4), errors.NotReadable, "a reader of 'rows' at 4: since is 5: it can")
         refused(lambda: engine.reader("rows", at=6), errors.NotReadable, "the frontier is 6: it can be read from 5")
-        refused(lambda: engine.reader("rows", at=5.0), errors.SchemaMismatch, "that is no int64 time")
+        refused(lambda: engine.reader("rows", at=5.0), errors.SchemaMismatch, "that is not an int64 time")
         assert len(engine.dataflow.holds) == 0
         engine.close()
         refused(lambda: engine.reader("rows"), errors.EngineClosed, "it was closed")

@@ -1,4 +1,4 @@
-"""Test a source's lag in seconds: by its own time while it has more, and 0 at its end."""
+"""Test a source's lag in seconds: by its own clock while it has more rows, and 0 at its end."""
 
 from __future__ import annotations
 

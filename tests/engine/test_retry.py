@@ -22,11 +22,9 @@ def test_the_log_repeats_what_still_fails_a_line_each(caplog: pytest.LogCaptureF
     retry.record_success(clock)
     said = [each.getMessage() for each in caplog.records]
     assert not any("\n" in each or "\t" in each for each in said)
-    assert said[0].startswith("the sink of 'people' fails, and is tried again: write: connection refused Is the server")
-    assert said[-1] == "the sink of 'people' answers again, after 400 s"
-    form = re.compile(
-        "the sink of 'people' still fails, after ([0-9]+) s, tried again in ([0-9]+) s: write: connection"
-    )
+    assert said[0].startswith("the sink of 'people' fails, and ddflow retries it: write: connection refused Is the")
+    assert said[-1] == "the sink of 'people' answers again after 400 s"
+    form = re.compile("the sink of 'people' still fails after ([0-9]+) s, retry in ([0-9]+) s: write: connection")
     found = [form.match(each) for each in said[1:-1]]
     assert all(found)
     after, again = ([int(each[group]) for each in found if each] for group in (1, 2))
@@ -40,10 +38,10 @@ def test_what_is_cancelled_has_not_failed(caplog: pytest.LogCaptureFixture) -> N
     with retry.watch_call("writes", lambda: None):
         retry.cancel_call()
         retry.cancel_call()
-    retry.record_failure(SinkFailed("write", "canceling statement due to user request", "see to the target"), 0.0)
+    retry.record_failure(SinkFailed("write", "canceling statement due to user request", "check the target"), 0.0)
     retry.give_up_if_overdue(9.0, 1.0)
     (said,) = caplog.messages
-    assert said == "the sink of 'people' lasts, and is cancelled: the run was to end, and the next one goes on"
+    assert said == "the sink of 'people' takes too long and is cancelled, because the run ends; the next run continues"
 
 
 def test_what_is_back_is_soon_seen_and_a_slow_attempt_leaves_time_for_the_rest() -> None:
@@ -58,5 +56,5 @@ def test_what_is_back_is_soon_seen_and_a_slow_attempt_leaves_time_for_the_rest()
         slow = Retry("the source 'people'")
         slow.record_failure(error, 0, took)
         assert not slow.is_due(took + pause - 0.01) and slow.is_due(took + pause)
-        assert slow.describe_failure(took) == f"tried again in {1 if pause < 1 else pause} s: no answer"
+        assert slow.describe_failure(took) == f"retry in {1 if pause < 1 else pause} s: no answer"
     assert Retry("the source 'people'").describe_failure(0) == ""

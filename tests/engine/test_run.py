@@ -182,7 +182,7 @@ def test_epochs_wait_for_a_sink_beyond_those_that_can_be_given_again(tmp_path: P
     with flow().open(tmp_path / "state") as engine:
         engine.run({}, {"orders": sink})
         assert [row[3] for row in of_sqlite(tmp_path / "out.db", "orders")] == list(range(1, 21))
-        with pytest.warns(UserWarning, match=r"the sinks of \['orders'\] of .*state are attached and not given"):
+        with pytest.warns(UserWarning, match=r"the sinks of \['orders'\] of .*state are attached but were not passed"):
             engine.run({}, {"by_city": dd.sinks.sqlite(tmp_path / "out.db", "by_city")})
         engine.detach("by_city")
         engine.step({"orders": {"id": [77], "city": ["Bern"], "amount": [1]}})
@@ -548,10 +548,10 @@ def test_sources_are_tried_again_and_epochs_end_where_they_may(
         source = Failing(2)
         done = engine.run({"orders": source}, rows=1)
         assert (done.rows, done.epochs, source.acknowledged) == (4, 2, [2, 4])
-        said = "the source 'orders' fails, and is tried again: read nowhere: it does not answer; wait"
+        said = "the source 'orders' fails, and ddflow retries it: read nowhere: it does not answer; wait"
         assert [each.message for each in caplog.records if each.levelname == "WARNING"] == [
             *([said] * 2),  # once a failure
-            "the source 'orders' answers again, after 0 s",
+            "the source 'orders' answers again after 0 s",
         ]
         with raises(SpecError):
             engine.run(landing(tmp_path))
@@ -580,7 +580,7 @@ def test_a_failing_sink_is_tried_again_and_stops_the_input_when_too_much_waits(
             with pytest.raises(SinkFailed):
                 engine.run(landing(tmp_path), sinks, give_up_after="300ms", interval="10ms", sink_backlog="1")
             assert engine.epoch == 1  # nothing was taken in
-            assert caplog.text.count("the sink of 'orders' fails, and is tried again") == 2
+            assert caplog.text.count("the sink of 'orders' fails, and ddflow retries it") == 2
         finally:
             connector.sqlite3.connect = real  # type: ignore[attr-defined]
         lock.execute("rollback")
@@ -777,7 +777,7 @@ def test_messages_that_cannot_be_read_have_a_sink_in_every_mode_without_a_key(
         assert len(rows) == 3
         return
     assert [row["message"] for row in rows] == [b"no", b"no", b"nay"]
-    assert all(row["position"] for row in rows) and {row["reason"] for row in rows} == {"it is no JSON"}
+    assert all(row["position"] for row in rows) and {row["reason"] for row in rows} == {"it is not valid JSON"}
     more = {"changelog": ("_change_type", "insert"), "retract": ("_retract", 0)}.get(mode)
     assert more is None or {row[more[0]] for row in rows} == {more[1]}
 

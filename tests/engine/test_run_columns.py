@@ -1,4 +1,4 @@
-"""Test columns that appear, disappear and widen at a run's source: state and targets follow, or the run says why."""
+"""Test columns that appear, disappear or widen at a source: state and targets follow, or the run says why not."""
 
 from __future__ import annotations
 
@@ -293,7 +293,7 @@ def test_a_column_of_messages_waits_for_a_value_in_its_own_table(tmp_path: Path)
         place.land(f"{number}.jsonl", message("c", row | {"city": "Bern"}, number, table))
         place.run(made)
     place.land("last.jsonl", message("c", {"id": 4, "n/~": 1.5, "city": "Bern"}, len(rows)))
-    with pytest.warns(UserWarning, match="none so far has the declared column 'm'"):
+    with pytest.warns(UserWarning, match="no message so far has the declared column 'm'"):
         place.run(made)
     assert [row.get("n/~") for row in place.held()] == [None, None, 1.5]  # 1 became another key
     assert [row["m"] for row in place.held()] == [None, "x", None]
@@ -401,7 +401,7 @@ def test_a_wider_column_of_messages_names_the_command_for_its_input(tmp_path: Pa
     made.output("others", made.upserts("others", {"id": int}, dd.Upsert(key="id")))
     place = Place(tmp_path, dd.sources.files(tmp_path / "in" / "*.jsonl", lines=True))
     place.land("1.jsonl", message("c", ROW | {"n": 1}, 1))
-    with pytest.warns(UserWarning, match="none so far has the declared column 'price'"):
+    with pytest.warns(UserWarning, match="no message so far has the declared column 'price'"):
         place.run(made)
     before = place.held()
     for cell, command in (

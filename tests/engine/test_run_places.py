@@ -1,4 +1,4 @@
-"""Test that errors in rows of a file source name the file, and the row as the file's reader counts it."""
+"""Test that errors in rows of a file source name the file, and the row as a reader of the file counts rows."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_row_is_counted_as_its_reader_counts_also_far_into_a_file(ending: str,
     number = n + 1 + (ending in ("csv", "tsv"))
     for rows in (None, 10_000):  # one epoch, and many
         found = fails(beds(), dd.sources.files(path), tmp_path, errors.NullKey, rows=rows)
-        assert found.startswith(f"a.{ending}: ") and f"first in row {number:,}; mend" in found
+        assert found.startswith(f"a.{ending}: ") and f"first in row {number:,}; fix" in found
 
 
 def test_rows_behind_a_commit_are_counted_from_the_files_beginning(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_what_is_of_no_row_names_the_files_it_may_be_of(tmp_path: Path) -> None:
     for folder, n, said in ((few, 2, "0.csv, 1.csv: "), (many, 5, "0.csv ... 4.csv (5 files): ")):
         folder.mkdir()
         source = dd.sources.files(written(folder, **{str(x): f"{x},{GREAT}" for x in range(n)}))
-        assert fails(flow, source, folder, errors.AggregateOverflow).startswith(f"{said}adding up")
+        assert fails(flow, source, folder, errors.AggregateOverflow).startswith(f"{said}sum")
 
 
 def test_a_computed_row_is_named_by_its_values_alone(tmp_path: Path) -> None:

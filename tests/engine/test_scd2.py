@@ -1,4 +1,4 @@
-"""Test slowly changing dimensions: each key's versions follow the twin's history and agree with a manual join."""
+"""Test slowly changing dimensions: versions of a key equal the twin's history and agree with a hand-written join."""
 
 from __future__ import annotations
 

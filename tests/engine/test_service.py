@@ -1,4 +1,4 @@
-"""Test a run in a service: on its own thread, stopped from others, beside readers, and under asyncio."""
+"""Test a run in a service: on its own thread, stopped from other threads, beside readers, and under asyncio."""
 
 import asyncio
 import signal

@@ -1,4 +1,4 @@
-"""Test step times that are days or moments: the first step sets the type and the state keeps it."""
+"""Test step times that are dates or timestamps: the first step sets the type and the state keeps it."""
 
 from __future__ import annotations
 
@@ -70,12 +70,12 @@ def test_days_are_in_all_that_comes_out() -> None:
 @pytest.mark.parametrize(
     ("first", "other", "said", "kept"),
     [
-        (DAY, 7, "step at time 7: that is of type int64", "date32[day], the last 2026-11-26; give one like"),
-        (7, DAY, "step at time 2026-11-26: that is of type date32[day]", "int64, the last 7; give one like 7"),
-        (DAY, MOMENT, "that is of type timestamp[us]", "date32[day], the last 2026-11-26"),
-        (MOMENT, "2026-11-27", "that is of type date32[day]", "timestamp[us], the last 2026-11-26 12:00:00"),
-        (ZONED, MOMENT, "that is of type timestamp[us]", "timestamp[us, tz=UTC], the last 2026-11-26 12:00:00+00:00"),
-        (7, np.datetime64("2026-11-26T12:00"), "that is of type timestamp[us]", "int64, the last 7"),
+        (DAY, 7, "step at time 7: that time has type int64", "date32[day], the last 2026-11-26; pass a time like"),
+        (7, DAY, "step at time 2026-11-26: that time has type date32[day]", "int64, the last 7; pass a time like 7"),
+        (DAY, MOMENT, "that time has type timestamp[us]", "date32[day], the last 2026-11-26"),
+        (MOMENT, "2026-11-27", "that time has type date32[day]", "timestamp[us], the last 2026-11-26 12:00:00"),
+        (ZONED, MOMENT, "time has type timestamp[us]", "timestamp[us, tz=UTC], the last 2026-11-26 12:00:00+00:00"),
+        (7, np.datetime64("2026-11-26T12:00"), "that time has type timestamp[us]", "int64, the last 7"),
     ],
 )
 def test_a_time_of_another_type_is_refused_and_both_are_named(first: Any, other: Any, said: str, kept: str) -> None:

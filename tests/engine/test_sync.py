@@ -1,4 +1,4 @@
-"""Test `Engine.sync`: its counts, and that it checks all targets before it changes one."""
+"""Test `Engine.sync`: its counts, and the check of all targets before the first change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Test times of date or timestamp columns: users see and type days and moments, data stays unchanged."""
+"""Test times of date or timestamp columns: users see and type dates and timestamps, and data stays unchanged."""
 
 from __future__ import annotations
 
@@ -138,8 +138,8 @@ def test_what_is_shown_is_understood(kind: pa.DataType, text: str, number: int) 
         refused(
             lambda wrong=wrong: time_to_int64("a test", wrong, CLOSED, kind),
             errors.SchemaMismatch,
-            "that is no",
-            "give a",
+            "that is not a",
+            "pass a",
         )
 
 
@@ -153,7 +153,7 @@ def test_what_has_no_day_is_a_number_and_midnight_is_a_day() -> None:
         )
     assert time_to_int64("a test", dt.date(2024, 1, 3), CLOSED, pa.timestamp("s")) == 19725 * 86_400
     assert time_to_int64("a test", np.datetime64("2024-01-03T10"), CLOSED, pa.timestamp("s")) == 1_704_276_000
-    naive = "give a time like 1970-01-01 00:00:00+00:00"  # which moment one without a zone is, nobody says
+    naive = "pass a time like 1970-01-01 00:00:00+00:00"  # which moment one without a zone is, nobody says
     refused(
         lambda: time_to_int64("a", dt.date(2024, 1, 3), CLOSED, pa.timestamp("s", "UTC")), errors.SchemaMismatch, naive
     )

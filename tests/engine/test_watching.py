@@ -49,7 +49,7 @@ def test_it_follows_calls_and_tints_what_is_new(screen: Screen, tmp_path: Any) -
         engine.step({"id": [1, 2, 3], "city": ["Bern", "Bern", "<Zug>"]})
         engine.watch("orders", rows=1)
     assert "no time is closed yet" in screen.drawn[0]
-    assert "2 rows; 0 came" in screen.drawn[1] and screen.drawn[1].index("Bern") < screen.drawn[1].index("&lt;Zug&gt;")
+    assert "2 rows; 0 added" in screen.drawn[1] and screen.drawn[1].index("Bern") < screen.drawn[1].index("&lt;Zug&gt;")
     assert "orders, at 1: 3 rows" in screen.drawn[2]
 
 
@@ -68,7 +68,7 @@ def test_outside_of_a_notebook_nothing_is_drawn_and_it_can_be_shown() -> None:
         engine.step({"id": [1], "city": ["Bern"]})
         assert "Bern" in watch._repr_html_()
         engine.step({"id": [1], "city": ["Zug"]})
-        assert "1 came, 1 went" in watch._repr_html_()
+        assert "1 added, 1 removed" in watch._repr_html_()
 
 
 def test_names_and_columns_that_are_none_are_refused() -> None:

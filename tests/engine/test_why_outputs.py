@@ -1,4 +1,4 @@
-"""Test `why` for rows of outputs, by example, and its refusals; ``laws/test_why`` has the law."""
+"""Test `why` for rows of outputs, by example, and its refusals. ``laws/test_why`` tests the law."""
 
 from __future__ import annotations
 
@@ -169,8 +169,8 @@ def test_between_two_times_the_changes_of_the_inputs_are_told() -> None:
             ((1, 9), NotReadable, r"from 1 to 9: the frontier is 5: it can be read from -5 up to, not including, 5"),
             ((-6, 1), NotReadable, r"since is -5: it can be read from -5 up to.*a larger retain="),
             ((4, 1), TimeWentBack, "the second time is before the first"),
-            (4, NotReadable, r"it is no pair of times; give between=\(t1, t2\)"),
-            ((1, 2, 3), NotReadable, "it is no pair of times"),
+            (4, NotReadable, r"it is not a pair of times; pass between=\(t1, t2\)"),
+            ((1, 2, 3), NotReadable, "it is not a pair of times"),
             (("x", 2), SchemaMismatch, "x"),
         ):
             with pytest.raises(error, match=found):
@@ -366,10 +366,10 @@ def test_of_a_row_that_is_absent_the_rows_of_the_inputs_are_named() -> None:
         engine.step({"items": {"id": [1, 2], "price": [5, 50], "of": [7, 8]}, "makers": {"maker": [7], "land": ["CH"]}})
         told: Any = engine.why("dear", {"id": 2})
         assert told.near["items"].to_pylist() == [{"id": 2, "price": 50, "of": 8, "_diff": 1}] and not told.shown
-        assert "1 row of input 'items' has them\n  (id=2, price=50, of=8)" in str(told)
-        assert "a filter or a join behind 'items' leaves out" in str(told)
-        assert "0 rows of input 'items' have them\n  why('items', key)" in str(engine.why("dear", {"id": 3}))
+        assert "1 row of input 'items' has these values\n  (id=2, price=50, of=8)" in str(told)
+        assert "a filter or a join after 'items' removes" in str(told)
+        assert "0 rows of input 'items' have these values\n  why('items', key)" in str(engine.why("dear", {"id": 3}))
         (row,) = engine.read("counted").slice(0, 1).to_pylist()
         assert engine.why("counted", row).rows["items"].num_rows == 1  # a row that was read has _diff
         engine.step({"items": {"id": list(range(10, 40)), "price": [1] * 30, "of": [9] * 30}})
-        assert str(engine.why("counted", {"of": 9})).endswith("and 10 more, which .rows has")
+        assert str(engine.why("counted", {"of": 9})).endswith("and 10 more in .rows")

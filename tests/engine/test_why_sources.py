@@ -47,13 +47,13 @@ SAID: dict[str, list[tuple[Any, str]]] = {
         ({"table": "t", "version": 7, "rows": 1000}, "row 1,000 of the copy of version 7"),
     ],
     "sqlite": [
-        ({"table": "t", "stamp": [8192, WRITTEN]}, "what was written at 2026-09-21 14:13:20+00:00"),
+        ({"table": "t", "stamp": [8192, WRITTEN]}, "the write at 2026-09-21 14:13:20+00:00"),
         ({"table": "t", "stamp": []}, '{"table": "t", "stamp": []}'),
     ],
     "duckdb": [
         (
             {"table": "t", "stamp": [8192, WRITTEN, 5, WRITTEN + 10**9]},
-            "what was written at 2026-09-21 14:13:21+00:00",
+            "the write at 2026-09-21 14:13:21+00:00",
         )
     ],
     "pages": [({"page": 7}, '{"page": 7}')],

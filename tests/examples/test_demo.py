@@ -1,7 +1,7 @@
 """Test the demo end to end: real input, the engine, its files and output, and the errors its checks find.
 
-Each kind of check is shown to fail on wrong data, with exactly the wrong rows. Otherwise "all checks held" would prove
-nothing.
+The tests show that each kind of check fails on wrong data and reports exactly the wrong rows. Otherwise the demo's
+output "all checks held" would prove nothing.
 """
 
 from __future__ import annotations

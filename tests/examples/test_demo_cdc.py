@@ -1,4 +1,4 @@
-"""Test the demo of a live Postgres: the view is right across a kill, checks can fail, and the command works."""
+"""Test the demo of a live Postgres: the view is right after a kill, its checks can fail, and the command works."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_view_is_right_at_every_transaction_over_a_kill(
 ) -> None:
     assert live.watch(server.url, tmp_path, 2) == 0, capsys.readouterr().out
     said = capsys.readouterr().out
-    assert "kill -9" in said and "all equal" in said and "the view is what Postgres answers now" in said
+    assert "kill -9" in said and "all equal" in said and "the view is equal to the answer of Postgres" in said
 
 
 @mid_test
@@ -67,7 +67,7 @@ def test_the_command_works_as_written_and_a_wrong_row_is_seen(
     assert "DIFFERS" in view.compare() and (view.compared, view.differed) == (2, 1)
     assert live.verdict(view) == 1
     said = capsys.readouterr().out
-    assert "1 differ" in said and "NOT what Postgres answers" in said
+    assert "1 differ" in said and "NOT equal to the answer of Postgres" in said
     view.connection.close()
 
 

@@ -1,4 +1,4 @@
-"""Test Debezium's engine on a live Postgres into Delta Lake, across a kill of both sides."""
+"""Test Debezium's engine on a live Postgres into Delta Lake, with a kill of both processes."""
 
 from __future__ import annotations
 
@@ -22,4 +22,4 @@ def test_the_lake_has_what_postgres_has_over_a_kill(
             connection.execute(shop.TABLES)
         assert live_debezium.watch(server.url, tmp_path, 3) == 0, capsys.readouterr().out
     said = capsys.readouterr().out
-    assert "kill -9" in said and "orders and by_city in the lake are what Postgres answers" in said
+    assert "kill -9" in said and "orders and by_city in the lake equal the answers of Postgres" in said

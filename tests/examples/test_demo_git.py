@@ -266,14 +266,14 @@ def test_every_call_of_git_is_sealed(repo: Repo, tmp_path: Path, monkeypatch: py
 @pytest.mark.parametrize(
     ("name", "found", "remedy"),
     [
-        ("", "that is no name", "leave it out for the one around the working directory"),
-        ("{file}", "it is no directory", "name a git checkout by --repo"),
-        ("{file}/in/it", "there is no such directory", "name a git checkout by --repo"),
-        ("x" * 5000, "there is no such directory", "name a git checkout by --repo"),
-        ("https://me:hunter2@example.com/x.git", "only what is on this machine is read", "git clone it"),
-        ("ssh://hunter2@example.com/x", "only what is on this machine is read", "git clone it"),
-        ("git@example.com:me/x.git", "only what is on this machine is read", "git clone it"),
-        ("file:///tmp", "only what is on this machine is read", "git clone it"),
+        ("", "the name is empty", "omit it for the one around the working directory"),
+        ("{file}", "it is not a directory", "pass a git checkout with --repo"),
+        ("{file}/in/it", "there is no such directory", "pass a git checkout with --repo"),
+        ("x" * 5000, "there is no such directory", "pass a git checkout with --repo"),
+        ("https://me:hunter2@example.com/x.git", "only local checkouts can be read", "git clone it"),
+        ("ssh://hunter2@example.com/x", "only local checkouts can be read", "git clone it"),
+        ("git@example.com:me/x.git", "only local checkouts can be read", "git clone it"),
+        ("file:///tmp", "only local checkouts can be read", "git clone it"),
     ],
 )
 def test_what_is_no_folder_is_refused_with_what_to_write(name: str, found: str, remedy: str, tmp_path: Path) -> None:

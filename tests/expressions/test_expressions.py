@@ -176,9 +176,9 @@ def test_names_match_exactly_first_and_else_in_any_case() -> None:
 
 def test_a_name_that_could_be_two_columns_is_refused() -> None:
     batch = pa.record_batch({"ab": [1], "AB": [2]})
-    assert "could be any of 'ab', 'AB'" in refusal("Ab", batch).found
+    assert "may be any of 'ab', 'AB'" in refusal("Ab", batch).found
     twice = pa.record_batch([pa.array([1]), pa.array([2])], names=["x", "x"])
-    assert "could be any of 'x', 'x'" in refusal("x", twice).found
+    assert "may be any of 'x', 'x'" in refusal("x", twice).found
 
 
 def test_fields_of_structs_are_reached_by_dots_and_dots_in_names_by_backquotes() -> None:
@@ -266,12 +266,12 @@ def test_a_function_that_gives_no_array_or_the_wrong_length_is_an_error() -> Non
     assert "a NoneType for no rows" in refusal(lambda batch: None).found
     assert "a list for no rows" in refusal(lambda batch: [1]).found
     message = str(failure(lambda batch: pa.array([1] * (batch.num_rows // 2)), what="projection of 'half'"))
-    assert message.startswith("cannot compute projection of 'half': the function gave 2 values for 4 rows; ")
+    assert message.startswith("cannot compute projection of 'half': the function returned 2 values for 4 rows; ")
 
 
 def test_a_function_that_changes_its_type_or_takes_no_empty_batch_is_an_error() -> None:
     assert (
-        "gave double, and bigint"
+        "returned double, but bigint"
         in failure(lambda b: pa.array([1.5] * b.num_rows, None if b.num_rows else pa.int64())).found
     )
     assert "raised IndexError for a batch without rows" in refusal(lambda batch: batch.column(0)[0]).found

@@ -1,6 +1,6 @@
 """Test refusals of expressions and their messages: the place, the finding, the fix.
 
-Each refusal here is one that a user meets; ``test_expressions_spark`` compares those that Spark shares.
+These tests cover the refusals that users meet. ``test_expressions_spark`` compares refusals that Spark shares.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def test_every_message_says_where_what_was_found_and_what_to_do() -> None:
     error = refusal("stauts = 'paid'", what="filter of 'paid'")
     assert error.asked == "cannot compile filter of 'paid' stauts = 'paid'"
     assert error.found == "there is no column 'stauts'"
-    assert error.fix.startswith("did you mean 'status'?; columns are 'id', 'status', 'amount', 'at'")
+    assert error.fix.startswith("did you mean 'status'? the columns are 'id', 'status', 'amount', 'at'")
 
 
 def test_a_text_that_does_not_parse_is_shown_with_a_caret() -> None:
@@ -63,47 +63,47 @@ REFUSALS = {
     "status = 'paid": "close every quote",
     "id id2": "does not parse at line 1, column 4",
     "id as x": "without AS",
-    "upper(status as x)": "leave AS out",
+    "upper(status as x)": "omit AS",
     "id; amount": "several expressions",
     "select id": "does not parse",
     "(select 1)": "subquery",
     "exists(select 1)": "subquery",
     "id in (select 1)": "subquery",
-    "sum(amount)": "looks at several rows",
-    "count(*)": "looks at several rows",
+    "sum(amount)": "reads several rows",
+    "count(*)": "reads several rows",
     "max(amount) over (partition by id)": "window function",
-    "row_number()": "looks at several rows",
+    "row_number()": "reads several rows",
     "rand() > 0.5": "differs from call to call",
     "current_date": "differs from call to call",
     "now()": "differs from call to call",
-    "explode(status)": "several rows of one",
+    "explode(status)": "several rows from one",
     "uper(status)": "did you mean upper",
-    "wholly_unknown(id)": "known are abs, array, bigint",
-    "upper()": "upper takes 1 argument, and this gives 0",
+    "wholly_unknown(id)": "the functions are abs, array, bigint",
+    "upper()": "upper takes 1 argument, but this call has 0",
     "round(1, 2, 3)": "round takes 1 to 2 arguments",
     "*": "all columns",
     "at.*": "names several columns",
-    "status + status": "string + string is no arithmetic",
+    "status + status": "string + string is not defined",
     "status > date'2024-01-01' and id": "AND needs a boolean",
-    "at = at": "nothing computes this",
-    "amount = true": "no type in common for bigint, boolean",
+    "at = at": "no function computes this",
+    "amount = true": "no common type for bigint, boolean",
     "cast(rate as string)": "cast to a decimal first",
     "cast(id as date)": "bigint cannot be cast to date",
     "cast(id as interval)": "bigint cannot be cast to duration",
-    "cast(id as decimal(40, 2))": "is no type",
+    "cast(id as decimal(40, 2))": "is not a type",
     "status like status": "not a text literal",
     "status rlike '(?=a)'": "RE2",
-    "status rlike '('": "is refused",
-    "status like 'a!b' escape '!'": "stands before",
+    "status rlike '('": "is invalid",
+    "status like 'a!b' escape '!'": "the escape '!' is before 'b'",
     "status like 'a' escape 'xy'": "one character",
     "status like any ('a', 'b')": "one LIKE for each pattern",
     "substring(status, id)": "not an integer literal",
     "lpad(status, 5, 'ab')": "more than one character",
-    "regexp_replace(status, 'a', '$3')": "is refused",
-    "regexp_extract(status, '(a)', 2)": "is refused",
+    "regexp_replace(status, 'a', '$3')": "is invalid",
+    "regexp_extract(status, '(a)', 2)": "is invalid",
     "date_trunc('fortnight', status)": "units are day, hour",
     "extract(second from status)": "second(...)",
-    "id + interval 1 day": "an interval moves a date or a timestamp",
+    "id + interval 1 day": "cast to a date or a timestamp first",
     "status || id + 1": "parentheses",
     "id & 1 | 2": "parentheses",
     "status = not (id = 1)": "parentheses",
@@ -169,13 +169,13 @@ def test_a_name_that_is_merely_alike_is_not_suggested(name: str) -> None:
 def test_what_spark_has_and_is_not_there_says_what_to_write_instead() -> None:
     assert refusal("count_if(amount > 5)").fix.startswith("write count(*) filter (where ...)")
     median = refusal("median(amount)")
-    assert (median.found, median.fix[:12]) == ("there is no aggregate median", "array_agg(x)")
+    assert (median.found, median.fix[:16]) == ("there is no aggregate median", "use array_agg(x)")
     batch = pa.record_batch({"text": ["29.02.2024"], "price": ["135,11"]})
     remedy = refusal("to_date(text, 'dd.MM.yyyy')", batch).fix
     written = remedy.partition("write ")[2]
     assert str(compile(written, batch.schema)(batch)[0]) == "2024-02-29"
     assert (
-        "for a decimal comma give decimal=',' where the file is read, or cast replace(x, ',', '.')"
+        "for a decimal comma set decimal=',' where the file is read, or cast replace(x, ',', '.')"
         in failure("cast(price as double)", batch).found
     )
     assert compile("cast(replace(price, ',', '.') as double)", batch.schema)(batch).to_pylist() == [135.11]

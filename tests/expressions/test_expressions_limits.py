@@ -1,9 +1,9 @@
 """Test limits of expressions: length of created text, length and depth of expressions, and quotes in messages.
 
-    found = refused("repeat('x', 2000000000)")        # nothing was made: the size is checked first
+    found = refused("repeat('x', 2000000000)")        # the size is checked before any text is created
 
-Errors name the limit and its number, which do not depend on the caller's stack depth. Every case here took gigabytes or
-minutes, or ended in an error of Arrow or Python.
+Errors name the limit and its number, which do not depend on the caller's stack depth. Without these limits, every
+case here took gigabytes or minutes, or ended in an error of Arrow or Python.
 """
 
 from __future__ import annotations
@@ -64,15 +64,15 @@ def value(text: str, batch: pa.RecordBatch = BATCH) -> list[Any]:
 A = "a" * 100
 NESTED = f"replace(replace(replace(replace('{A}', 'a', '{A}'), 'a', '{A}'), 'a', '{A}'), 'a', '{A}')"
 GROWN = {
-    "repeat('x', 2000000000)": "repeat would make a constant of 2,000,000,000 bytes",
-    "repeat('x', 9223372036854775807)": "repeat would make a constant of 9,223,372,036,854,775,808 bytes",
-    "lpad('x', 2000000000)": "lpad would make a constant of 2,000,000,001 bytes",
-    "rpad('x', 2000000000, 'é')": "rpad would make a constant of 4,000,000,001 bytes",
-    NESTED: "replace would make a constant of 100,000,000 bytes",
-    f"regexp_replace('{A * 20}', '', '{A * 20}')": "regexp_replace would make a constant of 4,004,000 bytes",
-    f"concat({','.join(['repeat(s, 9)', *['repeat(1, 900000)'] * 50])})": "the constants in it take more than",
-    " || ".join(["repeat('a', 1000)"] * 2000): "the constants in it take more than 1,048,576 bytes",
-    "case when id > 5 then repeat('x', 2000000000) end": "repeat would make a constant",
+    "repeat('x', 2000000000)": "repeat would produce a constant of 2,000,000,000 bytes",
+    "repeat('x', 9223372036854775807)": "repeat would produce a constant of 9,223,372,036,854,775,808 bytes",
+    "lpad('x', 2000000000)": "lpad would produce a constant of 2,000,000,001 bytes",
+    "rpad('x', 2000000000, 'é')": "rpad would produce a constant of 4,000,000,001 bytes",
+    NESTED: "replace would produce a constant of 100,000,000 bytes",
+    f"regexp_replace('{A * 20}', '', '{A * 20}')": "regexp_replace would produce a constant of 4,004,000 bytes",
+    f"concat({','.join(['repeat(s, 9)', *['repeat(1, 900000)'] * 50])})": "its constants take more than",
+    " || ".join(["repeat('a', 1000)"] * 2000): "its constants take more than 1,048,576 bytes",
+    "case when id > 5 then repeat('x', 2000000000) end": "repeat would produce a constant",
 }
 
 
@@ -89,17 +89,17 @@ def test_constants_of_one_expression_are_not_those_of_another() -> None:
 
 
 OVERGROWN = {
-    "repeat(s, 1000)": "repeat would make 3,000,000,000 bytes of 3,000 rows, up to 1,000,000 of one",
-    "repeat(s, 1000000000)": "repeat would make 3,000,000,000,000,000 bytes of 3,000 rows",
-    "lpad(s, 1000000)": "lpad would make 3,003,000,000 bytes of 3,000 rows",
-    "rpad(s, 2147483647)": "rpad would make 6,442,453,941,000 bytes of 3,000 rows",
-    f"replace(s, 'x', '{A * 10}')": "replace would make 3,000,000,000 bytes of 3,000 rows",
-    f"regexp_replace(s, 'x', '{A * 10}')": "regexp_replace would make 3,003,000,000 bytes of 3,000 rows",
-    "concat(s, repeat('x', 1000000))": "concat would make 3,003,000,000 bytes of 3,000 rows",
-    "s || repeat('x', 1000000)": "concat would make 3,003,000,000 bytes of 3,000 rows",
-    "concat_ws(s, repeat('x', 1000000), s)": "a literal would make 3,000,000,000 bytes of 3,000 rows",
-    "repeat('x', 1000000)": "a literal would make 3,000,000,000 bytes of 3,000 rows",
-    "if(length(s) > 5, repeat('x', 1000000), s)": "does not fit a column of a batch",
+    "repeat(s, 1000)": "repeat would produce 3,000,000,000 bytes for 3,000 rows, up to 1,000,000 for one",
+    "repeat(s, 1000000000)": "repeat would produce 3,000,000,000,000,000 bytes for 3,000 rows",
+    "lpad(s, 1000000)": "lpad would produce 3,003,000,000 bytes for 3,000 rows",
+    "rpad(s, 2147483647)": "rpad would produce 6,442,453,941,000 bytes for 3,000 rows",
+    f"replace(s, 'x', '{A * 10}')": "replace would produce 3,000,000,000 bytes for 3,000 rows",
+    f"regexp_replace(s, 'x', '{A * 10}')": "regexp_replace would produce 3,003,000,000 bytes for 3,000 rows",
+    "concat(s, repeat('x', 1000000))": "concat would produce 3,003,000,000 bytes for 3,000 rows",
+    "s || repeat('x', 1000000)": "concat would produce 3,003,000,000 bytes for 3,000 rows",
+    "concat_ws(s, repeat('x', 1000000), s)": "a literal would produce 3,000,000,000 bytes for 3,000 rows",
+    "repeat('x', 1000000)": "a literal would produce 3,000,000,000 bytes for 3,000 rows",
+    "if(length(s) > 5, repeat('x', 1000000), s)": "do not fit a column of a batch",
 }
 
 
@@ -112,7 +112,7 @@ def test_text_that_a_column_does_not_hold_is_an_error_of_the_function(text: str)
 
 def test_a_row_that_has_no_room_by_itself_is_named() -> None:
     found = failed("repeat(s, 2000000000)")
-    assert found.startswith("repeat would make 6,000,000,000 bytes of 3 rows, up to 4,000,000,000 of one")
+    assert found.startswith("repeat would produce 6,000,000,000 bytes for 3 rows, up to 4,000,000,000 for one")
     assert found.endswith("(row 1: s = yy)")
 
 
@@ -132,17 +132,17 @@ ODD = {
     ONES: "more than 38 digits",
     f"-{ONES}": "more than 38 digits",
     f"0.{ONES}": "more than 38 digits",
-    f"cast(id as decimal({ONES}))": "is no type",
-    "cast(id as decimal(a))": "is no type",
+    f"cast(id as decimal({ONES}))": "is not a type",
+    "cast(id as decimal(a))": "is not a type",
     f"s like '%{'_a' * 100_000}'": "too large",
     f"s ilike '%{'_a' * 100_000}'": "too large",
     f"s rlike '{'a' * 1_000_000}'": "too large",
-    f"s = '{'a' * MOST_TEXT}'": f"4,000,006 characters, and an expression may have {MOST_TEXT:,}",
+    f"s = '{'a' * MOST_TEXT}'": f"4,000,006 characters, but an expression may have {MOST_TEXT:,}",
     f"id in (1{',1' * (MOST_TOKENS // 2)})": f"an expression may have {MOST_TOKENS:,}",
     "+".join(
         ["id"] * (MOST_WORDS // 2 + 1)
-    ): f"100,001 names, operators and calls, and an expression may have {MOST_WORDS:,}",
-    "s = '\ud800'": "half of a pair of surrogates",
+    ): f"100,001 names, operators and calls, but an expression may have {MOST_WORDS:,}",
+    "s = '\ud800'": "a lone surrogate",
     f"cast(id as {'array<' * 500}int{'>' * 500})": "nested too deeply",
 }
 

@@ -1,9 +1,9 @@
 """Test kills at any changing system call: the state reopens at the last acknowledged epoch or the next.
 
 A forked child runs a scenario (commits, a spill, merges, sweeps, a restart, outputs in a folder) and kills itself with
-SIGKILL at the n-th call of ``os`` that writes, syncs, links, renames or removes. The parent learns acknowledged epochs
-from a pipe, opens the state, compares it with the twin, and continues. Only the process is lost, so syncs do not matter
-here; `test_durable_power` tests power failures.
+SIGKILL at the n-th call of ``os`` that writes, syncs, links, renames or removes. The parent reads acknowledged epochs
+from a pipe, opens the state, compares it with the twin, and continues. A kill loses only the process, so syncs do not
+matter here. `test_durable_power` tests power failures.
 """
 
 from __future__ import annotations

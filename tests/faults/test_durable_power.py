@@ -1,8 +1,8 @@
-"""Test power failures at any moment of an engine's life: the last acknowledged epoch or the next remains, complete.
+"""Test power failures at any moment of an engine's life: the last acknowledged epoch or the next one stays complete.
 
-Two scenarios of several processes (commits, a spill, merges, sweeps, one killed, one overtaken) run on a disk in
-memory. Crash images are opened, compared with the twin, given their last epoch again, and continued. Planted one-line
-bugs show that the tests check the engine's order of operations.
+Two scenarios of several processes run on a simulated disk, with commits, a spill, merges, sweeps, a killed process and
+an overtaken process. Crash images are opened, compared with the twin, given their last epoch again, and continued.
+Planted one-line bugs show that the tests find a wrong order of operations in the engine.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Test power failures at any moment of a state's evolution: the version before or after remains, complete.
+"""Test power failures at any moment of a state's evolution: the version before or after it stays complete.
 
-The scenario has several processes: one steps, one is killed during a rewrite, one rewrites, one evolves between two
-calls. Each image of the disk is opened with its columns, compared with an engine of these columns, given its last epoch
-again, brought to the last columns, and continued.
+The scenario has several processes: one steps, one is killed during a rewrite, one rewrites, and one evolves between two
+calls. The test opens each image of the disk with its columns, and compares it with an engine of these columns. Then the
+test repeats its last epoch, evolves it to the last columns, and continues.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Test Kafka failures: lost brokers, lost or repeated messages, missing topics; each has its result, without loss.
+"""Test Kafka failures (lost brokers, lost or repeated messages, missing topics): each has a result without loss.
 
-The mock cluster forgets everything when its process dies. Then positions are beyond its end, or topics are missing. It
-has no compaction, but drops the oldest messages of a large partition. A proxy gives it a fixed address and rewrites the
-address and id in its answers. The mock has no broker for topic ids; the proxy answers for it.
+The mock cluster forgets everything when its process dies. Then positions are beyond its end, or topics are missing. The
+mock has no compaction, but drops the oldest messages of a large partition. A proxy gives the mock a fixed address, and
+rewrites the address and id in its answers. The mock does not support topic ids, so the proxy answers requests for them.
 """
 
 from __future__ import annotations
@@ -218,7 +218,7 @@ def test_messages_that_retention_took_are_missed(servers: str, topic: str, tmp_p
         for _ in range(100):
             producer.produce(topic, json.dumps(row(1, "x" * 100_000)), b"1", partition=0)
         assert producer.flush(20) == 0
-        with pytest.raises(SourceChanged, match=r"was read up to 1, and has \d+ to 101; .*begin a new state"):
+        with pytest.raises(SourceChanged, match=r"was read up to 1, but has \d+ to 101; .*create a new state"):
             engine.run({"rows": dd.sources.kafka(servers, topic)})
         assert held(engine) == [(0, "Bern")]
 

@@ -1,8 +1,8 @@
 """Kill ``ddflow run`` anywhere between source and sink: it continues, and source, state and targets agree.
 
-Each scenario of the table feeds a source and finally compares it with state and targets; changelogs are followed epoch
-by epoch. A process ends at its n-th call, at a moment, or, in a soak, at many moments. To add a source or target, write
-a file ``run_*.py`` and a row here.
+Each scenario of the table feeds a source, and at the end compares the source with state and targets. The tests follow
+changelogs epoch by epoch. A process is killed at its n-th call, at a random time, or, in a soak, at many random times.
+To add a source or target, write a file ``run_*.py`` and a row here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Test power failures at any moment: a folder of outputs loses no committed epoch and shows nothing else.
+"""Test power failures at any moment: a folder of outputs loses no committed epoch and shows only committed epochs.
 
 Several processes write one state, with or without the folder. They merge, forget, collect garbage, and are killed at
 changes of names, on a disk in memory. In every crash image, a reader finds only complete, committed epochs. After

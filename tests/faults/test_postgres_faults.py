@@ -1,6 +1,6 @@
-"""Test Postgres failures: crashes, lost logs, late answers, missing objects; each has its result, without loss.
+"""Test Postgres failures (crashes, lost logs, late answers, missing objects): each has a result without loss.
 
-Publications have no test: wal2json gets the names of tables and needs none.
+Publications have no test, because wal2json gets the names of tables and needs no publication.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ def test_a_role_that_may_not_log_in_any_more_is_an_outage(
         sinks = {"rows": dd.sinks.postgres(f"postgresql://writer@{to}", "copy")}
         thread = beside(
             *(waited_for(tmp_path / "state", 1), shut_out("writer", "insert into orders values (2, 1, 1)")),
-            *(said("is tried again", 1), shut_out("reader"), said("is tried again", 2)),
+            *(said("ddflow retries it", 1), shut_out("reader"), said("ddflow retries it", 2)),
             lambda: time.sleep(0.3),  # so that each was tried again
             lambda: ask(server, "alter role writer login", "alter role reader login"),
             said("answers again", 2),
@@ -230,9 +230,9 @@ def test_tables_that_cannot_be_written(server: Server, tmp_path: Path) -> None:
         "grant usage on schema public to poor",
     )
     says = {
-        "typed": "'id' is text, we write bigint; give another table",
-        "keyless": r"it lacks the key \['id'\]; give another table",
-        "full_": "it has rows and no record .*; give another table; or take it over: ddflow sync --adopt",
+        "typed": "'id' is text, but ddflow writes bigint; use another table",
+        "keyless": r"it lacks the key \['id'\]; use another table",
+        "full_": "it has rows, but no record .*; choose another table; or take it over: ddflow sync --adopt",
     }
     with flow().open(tmp_path / "state") as engine:
         engine.run({"orders": source(server)})
@@ -254,7 +254,7 @@ def test_tables_that_cannot_be_written(server: Server, tmp_path: Path) -> None:
 
 @mid_test
 def test_a_table_that_was_dropped_is_made_anew_by_sync_alone(server: Server, tmp_path: Path) -> None:
-    sinks, gone = {"rows": dd.sinks.postgres(server.url, "copy")}, "it is gone, though epoch . was written into it"
+    sinks, gone = {"rows": dd.sinks.postgres(server.url, "copy")}, "it no longer exists, but epoch . was written to it"
     ask(server, "insert into orders select n, 1, n, null from generate_series(1, 100) n")
 
     def dropped() -> None:
@@ -362,16 +362,17 @@ def test_a_key_is_what_tells_rows_apart(server: Server, tmp_path: Path) -> None:
         "create table t (a int, b int, v text, primary key (a, b))",
         "insert into t values (1, 1, ''), (1, 2, '')",
     )
-    refused("a", r"tells a row by \['a', 'b'\]; give it key=\['a', 'b'\]$")
+    refused("a", r"identifies a row by \['a', 'b'\]; use key=\['a', 'b'\]$")
     refused(
-        ["a", "b", "v"], r"tells a row by \['a', 'b'\]; give it key=\['a', 'b'\], or: alter .* replica identity full"
+        ["a", "b", "v"], r"identifies a row by \['a', 'b'\]; use key=\['a', 'b'\], or: alter .* replica identity full"
     )
     assert keyed(server, tmp_path / "whole", ["b", "a"]) == [(1, 1, ""), (1, 2, "")]
     ask(server, "delete from t where b = 2")
     assert keyed(server, tmp_path / "whole", ["b", "a"]) == [(1, 1, "")]
     ask(server, "select pg_drop_replication_slot('shop')", "alter table t replica identity full")
     refused(
-        "a", r"no unique index says .* give it key=\['a', 'b'\], or: create unique index on \"public\".\"t\" \(\"a\"\)"
+        "a",
+        r"no unique index guarantees .* use key=\['a', 'b'\], or: create unique index on \"public\".\"t\" \(\"a\"\)",
     )
     assert keyed(server, tmp_path / "full", ["a", "b", "v"]) == [(1, 1, "")]
     ask(server, "update t set v = 'x', b = 3")
@@ -478,19 +479,19 @@ def test_a_column_that_is_filled_is_copied_and_one_that_is_gone_is_warned_of_onc
     ask(server, "alter table orders add secret int default 4", "insert into orders values (0, 1, 1, 'a')")
     assert run() == ([], [])
     ask(server, "alter table orders rename column note to remark", "insert into orders values (1, 1, 1, 'a')")
-    assert run("note") == (["public.orders has no column 'note' any mo"[:40]], ["'remark' was there, and not read"])
+    assert run("note") == (["public.orders has no column 'note' any mo"[:40]], ["'remark' existed, but was not read"])
     ask(server, "insert into orders values (2, 1, 1, 'a')")
     assert run("note") == ([], [])
     ask(server, "alter table orders add sold_out boolean not null default false, add plain int, add at int default 7")
     ask(server, "insert into orders values (3, 1, 1, 'a', 6, true, 5)")
     assert run("note") == ([], ["'sold_out' has default false; 'at' has default 7"])
     ask(server, "alter table orders drop plain, add plain int default 3", "update orders set at = 9 where id = 2")
-    found = "'secret' was there, and not read; 'plain' is another column than before"
+    found = "'secret' existed, but was not read; 'plain' is not the same column as before"
     assert run("note", secret=pa.int32()) == ([], [found])
     ask(server, "alter table orders rename remark to note", "insert into orders values (5, 1, 1, 'a')")
     assert run("remark", secret=pa.int32()) == (
         ["public.orders has no column 'remark' any "[:40]],
-        ["'note' was there, and not read"],
+        ["'note' existed, but was not read"],
     )
     ask(server, "alter table orders add even int", "insert into orders (id, even) values (6, 1)")
     assert run("remark", secret=pa.int32()) == ([], [])
@@ -562,15 +563,13 @@ def test_a_value_that_wal2json_loses_is_no_null(server: Server, tmp_path: Path) 
     if keeps_numbers(server):
         assert run("lost", "shop", v=float) == ["(1, nan)", "(2, -inf)"]
     else:
-        says = (
-            r"wrote null for 'v', which is never null: it is NaN or infinite in the row \{'id': 1\}; install wal2json "
-        )
-        says += r'2\.6 .*; or to have null for it: alter table "public"\."t" alter "v" drop not null, until'
+        says = r"wrote null for 'v', which is declared not null: it is NaN or infinite in the row \{'id': 1\}; install "
+        says += r'wal2json 2\.6 .*; or to accept null: alter table "public"\."t" alter "v" drop not null, until'
         for _ in range(2):
             with pytest.raises(UnreadableInput, match=says):
                 run("lost", "shop", v=float)
         ask(server, "alter table t alter v drop not null")
-        with pytest.warns(UserWarning, match=r"'v' is NaN in the row \{'id': 1\}, and null here, as wal2json wrote it"):
+        with pytest.warns(UserWarning, match=r"'v' is NaN in the row \{'id': 1\}, but null in this state, because wal"):
             assert run("lost", "shop", v=float) == ["(1, None)", "(2, None)"]
         ask(server, "alter table t alter v set not null", "update t set v = 7 where id = 1")
         assert run("lost", "shop", v=float) == ["(1, 7.0)", "(2, None)"]
@@ -605,10 +604,8 @@ def test_a_null_that_is_nan_in_the_table_is_warned_of(server: Server, tmp_path: 
             engine.run({"t": dd.sources.postgres(server.url, "t", slot="shop")})
         kept = keeps_numbers(server)
         assert str(held(engine)) == f"[(1, 1.5, None), (2, {'nan' if kept else None}, 'x'), (3, None, 'y')]"
-    says = (
-        "public.t: 'v' is NaN in the row {'id': 2}, and null here, as wal2json wrote it: install wal2json 2.6 or later "
-    )
-    says += "on the server, which writes them as they are"
+    says = "public.t: 'v' is NaN in the row {'id': 2}, but null in this state, because wal2json wrote null: install "
+    says += "wal2json 2.6 or later on the server, which writes such values unchanged"
     assert [str(each.message) for each in told if each.category is UserWarning] == ([] if kept else [says])
 
 
@@ -628,14 +625,14 @@ def test_what_a_decimal_cannot_hold_is_null_in_changes_and_in_copies(server: Ser
 
     def null(value: str, row: int) -> Any:
         return pytest.warns(
-            UserWarning, match=rf"'v' is {value} in the row .*'{row}'.*, and null here, because decimal128"
+            UserWarning, match=rf"'v' is {value} in the row .*'{row}'.*, but null in this state, because decimal128"
         )
 
     with null("-Infinity", 2):
         assert run() == [(1, 1.5, 1), (2, None, 1)]
     ask(server, "alter table t replica identity full", "insert into t values (3, 'NaN', 1)")
     with pytest.warns(
-        UserWarning, match=r"'v' is NaN in the row .*3.*, and null here, because decimal128\(8, 2\) cannot"
+        UserWarning, match=r"'v' is NaN in the row .*3.*, but null in this state, because decimal128\(8, 2\) cannot"
     ):
         assert run() == [(1, 1.5, 1), (2, None, 1), (3, None, 1)]
     ask(server, "alter table t add unit text default 'mg'", "delete from t where id = 2")

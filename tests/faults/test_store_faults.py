@@ -1,7 +1,8 @@
-"""Test a disk that fails at any call, once or for good: the error names the call, and published data stays.
+"""Test a disk that fails at any call, once or for good: the error names the call, and published data is not lost.
 
-Every call of a commit fails in turn, in every way. Then the disk works again, and the state is reopened. It must hold
-the last manifest, or the next if the error allowed it. It must also continue from there and survive a power failure.
+Every call of a commit fails in turn, in every way. Then the disk works again, and the state is reopened. The state must
+have the last manifest, or the next manifest if the error left this open. It must also continue and survive a power
+failure.
 """
 
 from __future__ import annotations

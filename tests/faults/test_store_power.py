@@ -1,8 +1,8 @@
-"""Test power failures at any moment of a store: the last acknowledged state or the next remains, complete.
+"""Test power failures at any moment of a store: the last acknowledged state or the next one stays complete.
 
-Several writers, some of them killed, run a small commit protocol over `LocalStore` on a disk in memory. Crash images
-are opened and compared with the promises. Planted bugs show that the tests find errors. Each bug is one line, omitted
-or misplaced as by a hurried programmer.
+Several writers, some of them killed, run a small commit protocol over `LocalStore` on a disk in memory. The tests open
+images of the disk after a crash, and compare them with the promises. Planted bugs show that the tests find errors. Each
+bug is one line that is missing or in the wrong place.
 """
 
 from __future__ import annotations

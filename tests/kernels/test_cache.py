@@ -179,7 +179,7 @@ def test_an_intact_file_that_numba_cannot_use_heals_too(warm: Install) -> None:
         cache.KernelFolder(directory).write_kernel(file.stem, b"not a compiled kernel")
     healed, after = warm.run(), warm.run()
     assert (healed["misses"], after["hits"]) == (1, 1)
-    assert "the kernel is compiled again" in healed["warnings"]
+    assert "ddflow compiles the kernel again" in healed["warnings"]
 
 
 def test_a_file_of_another_digest_or_another_kernel_is_not_taken(warm: Install) -> None:
@@ -193,7 +193,7 @@ def test_a_file_of_another_digest_or_another_kernel_is_not_taken(warm: Install) 
         shutil.copy(file, new / file.name)
     after = warm.run(program)
     assert (after["misses"], after["hits"]) == (1, 0)
-    assert "is of another kernel" in after["warnings"]
+    assert "belongs to another kernel" in after["warnings"]
     assert warm.run(program)["hits"] == 1
 
 
@@ -286,7 +286,7 @@ def test_a_directory_of_another_user_or_open_to_others_is_refused(tmp_path: Path
     assert cache.find_privacy_fault(tmp_path.stat(), os.geteuid()) is None
     assert "belongs to user" in str(cache.find_privacy_fault(tmp_path.stat(), os.geteuid() + 1))
     tmp_path.chmod(0o770)
-    assert "others may enter" in str(cache.find_privacy_fault(tmp_path.stat(), os.geteuid()))
+    assert "other users may open it" in str(cache.find_privacy_fault(tmp_path.stat(), os.geteuid()))
 
 
 def test_what_others_may_replace_in_is_refused_unless_it_is_sticky() -> None:
@@ -295,7 +295,7 @@ def test_what_others_may_replace_in_is_refused_unless_it_is_sticky() -> None:
 
     for mode, told in ((0o777, True), (0o770, True), (0o757, True), (0o1777, False), (0o755, False), (0o700, False)):
         for owner in (7, 0):
-            assert ("others may replace" in str(cache.find_replacement_risk(state(mode, owner), 7))) == told
+            assert ("other users may replace" in str(cache.find_replacement_risk(state(mode, owner), 7))) == told
     assert cache.find_replacement_risk(state(0o1777, 8), 7) == "it belongs to user 8, not to 7"
 
 

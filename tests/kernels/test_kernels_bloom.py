@@ -1,4 +1,4 @@
-"""Test Bloom filters: every added key passes, and few others do."""
+"""Test Bloom filters: every added key passes, and few other keys pass."""
 
 from __future__ import annotations
 

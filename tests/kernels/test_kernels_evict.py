@@ -1,4 +1,4 @@
-"""Test that evicting equals deleting from a dict: other keys are found and writes continue, however full the table."""
+"""Test that eviction equals deletion from a dict: other keys are found and writes continue, in a table of any load."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Test group numbers: in order of arrival, with distinct identities in any crowded table."""
+"""Test group numbers: in order of arrival, and distinct for distinct identities, in a table of any load."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Test that the index behaves like a dict in the order of identities, however crowded its slots."""
+"""Test that the index behaves like a dict in the order of identities, in a table of any load."""
 
 from __future__ import annotations
 

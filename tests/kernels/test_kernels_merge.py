@@ -1,4 +1,4 @@
-"""Test pruning: pruned versions read the same as all versions from ``since`` on, and none is superfluous."""
+"""Test pruning: pruned versions read the same as all versions from ``since`` on, and no kept version is superfluous."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Test that the cell walk for the plain case writes the same as the general one."""
+"""Test that `walk_latest_cells`, for the simple case, writes the same as the general `walk_cells`."""
 
 from __future__ import annotations
 

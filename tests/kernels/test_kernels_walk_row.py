@@ -1,4 +1,4 @@
-"""Test that the row walk for a single order writes the same as the general one."""
+"""Test that `walk_single_group`, for a single order, writes the same as the general `apply_events_by_key`."""
 
 from __future__ import annotations
 

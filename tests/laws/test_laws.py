@@ -1,7 +1,7 @@
 """Test the laws: one sentence and one property each, over drawn schemas, specs, plans, events and splits.
 
-docs/semantics.md states the laws under "Laws"; each property asserts a law within exactly these limits. Other files
-test restart, crash, medium, compaction and Spark.
+docs/semantics.md states the laws and their limits under "Laws". Each property asserts one law within exactly these
+limits. Other files test the laws of restart, crash, medium, compaction and Spark.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Test the engine as a state machine: any calls in any order, wrong ones too, and the twin agrees after each.
+"""Test the engine as a state machine: any calls in any order, also wrong calls, and the twin agrees after each call.
 
-hypothesis chooses the next call with knowledge of the frontier. It reads at any time, opens and closes readers, breaks
-the rules on purpose, and shrinks failures to the fewest calls. A second machine does this with everything ``tight``:
-state moves between memory and disk, merges advance by any effort, and the disk is sometimes full.
+hypothesis chooses each next call with knowledge of the frontier. The calls read at any time, open and close readers,
+and break the rules on purpose. hypothesis shrinks a failure to the fewest calls. A second state machine runs the same
+with ``tight``: state moves between memory and disk, merges advance by any effort, and the disk is sometimes full.
 """
 
 from __future__ import annotations

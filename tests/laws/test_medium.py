@@ -1,7 +1,7 @@
 """Test the laws of state outside memory: its place, its merges and its compaction change no answer.
 
 Each property runs drawn traces under `tight.tiny`, so that a few events are flushed, merged on disk and processed in
-ranges. Each ends with a count of these paths, because a law about spilling would hold without any spill.
+ranges. Each property ends with a count of these paths, because a law about spilling would also hold without any spill.
 docs/semantics.md states the laws under "Laws".
 """
 

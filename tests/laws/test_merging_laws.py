@@ -1,8 +1,8 @@
 """Test the laws of merging: the engine beside the twin, and invariance under splits, arrival and restarts.
 
-docs/semantics.md, section 9, states the laws; a property asserts a law within exactly these limits. For each strategy
-that depends on order, a test shows two orders of arrival with different rows. So both directions of the table are
-tested.
+docs/semantics.md, section 9, states the laws and their limits. Each property asserts one law within exactly these
+limits. The table there says which strategies depend on the order of arrival. For each of these, a test shows two orders
+of arrival with different rows.
 """
 
 from __future__ import annotations

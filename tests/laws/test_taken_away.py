@@ -1,6 +1,6 @@
 """Test that deleting every row of all inputs, then ``compact()``, leaves no rows or groups in any arrangement.
 
-This holds for every operator in the plan; tombstones of upserts stay. Sums of floats are exactly 0 in between.
+This holds for every operator in the plan. Only tombstones of upserts stay. Sums of floats are exactly 0 in between.
 """
 
 from __future__ import annotations

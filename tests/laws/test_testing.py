@@ -1,4 +1,4 @@
-"""Test ``ddflow.testing``: lawful code passes, and a violation is shown with the fewest events."""
+"""Test ``ddflow.testing``: code that obeys the laws passes, and a violation is reported with the fewest events."""
 
 from __future__ import annotations
 

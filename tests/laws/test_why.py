@@ -1,9 +1,10 @@
 """Test the law of `why`: the plan, applied to the rows named for an output's rows, gives these rows again, as often.
 
-It holds if the smaller computation has no row that the plan lacks. Filters, projections, unions, distinct rows, and
-joins without negative multiplicities preserve this. A count of half a group does not, if another operator depends on
-it. A chain of operators on single rows or whole groups gives exactly the rows. ``test_contributing_rows`` tests each
-operator with extra input rows, and the law follows.
+The law holds if the computation from the named rows has no intermediate row that the full computation lacks. Filters,
+projections, unions, distinct rows, and joins without negative multiplicities preserve this property. A count of half a
+group does not preserve it, if another operator depends on the count. A chain of operators on single rows or whole
+groups gives exactly the rows. ``test_contributing_rows`` tests each operator with extra input rows, and the law
+follows.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Test constants, which exist from an input's first event on, with and without a state; and refusals of `single`."""
+"""Test constants, which exist from an input's first event on, with and without a state; test refusals of `single`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Test contributing rows: an operator, applied to the rows it names for a row and any others, gives that row as often.
+"""Test the rows that an operator names as contributing to one of its output rows.
 
-The other rows come from its inputs, at most as often as they have them. The law covers every operator of the registry,
-with its row in ``operator_table``, and all verbs made of them.
+The operator, applied to the named rows and any other rows of its inputs, must give the output row with the same
+multiplicity. The law covers every operator of the registry, with its example in ``operator_table``, and all verbs that
+are built from these operators.
 """
 
 from __future__ import annotations

@@ -110,7 +110,7 @@ def test_epochs_beside_the_twin(way: str, keep: bool, steps: Any, tmp_path_facto
             engine = flow_of(keep=keep).open(store.reopen(), **options)
     for name, node in NODES.items():
         if name in ("same", "cities") and not keep:
-            with pytest.raises(NotReadable, match=r"rows of the inputs \['log'\], which are not kept; give keep=True"):
+            with pytest.raises(NotReadable, match=r"rows of the inputs \['log'\], which are not kept; pass keep=True"):
                 engine.read(name)
             continue
         for time, rows in enumerate(history):

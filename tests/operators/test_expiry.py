@@ -1,7 +1,7 @@
 """Test expiry: which rows expire, when, and that they never return (docs/semantics.md, section 10).
 
 Over drawn specs and calls the engine equals the twin: in memory, under an empty budget, and with restarts and merges at
-any moment. A feed of ever new keys keeps a bounded number of keys, versions and bytes.
+any moment. A feed that always has new keys keeps a bounded number of keys, versions and bytes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Test expressions that fail for absent rows, example by example; `test_expression_errors` draws them."""
+"""Test expressions that fail for absent rows, with fixed examples; `test_expression_errors` draws random examples."""
 
 from __future__ import annotations
 

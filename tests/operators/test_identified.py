@@ -1,4 +1,4 @@
-"""Test the key that a plan proves for its rows, for joins and aggregates; sinks replace rows by it."""
+"""Test the key that a plan proves for its rows, for joins and aggregates; sinks replace rows by this key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Test joins of steps larger than memory: both inputs are cut into the same ranges, with the result of one piece."""
+"""Test joins of steps larger than memory: both inputs are cut into the same ranges, and the result is the same."""
 
 from __future__ import annotations
 

@@ -379,8 +379,8 @@ def test_its_json_makes_it_again() -> None:
         ({"on": {"auktion": "a"}}, "lookup: there is no column 'auktion'; did you mean 'auction'"),
         ({"on": {"price": "name"}}, "lookup: 'price' is int64 and 'name' is string, which do not compare without loss"),
         ({"on": {"price": "a"}}, r"lookup: both sides have the columns \['price'\], which are not joined"),
-        ({"how": "right"}, "lookup: how= is 'right'; it is one of 'left', 'inner'"),
-        ({"on": 7}, "lookup: on= is 7; give column names as text"),
+        ({"how": "right"}, "lookup: how= is 'right'; use 'left' or 'inner'"),
+        ({"on": 7}, "lookup: on= is 7; pass column names as text"),
     ],
 )
 def test_what_is_wrong_is_named(told: dict[str, Any], words: str) -> None:

@@ -1,4 +1,4 @@
-"""Test state machines beside an obvious one in Python, with tables, batch functions and compiled functions.
+"""Test state machines beside a simple implementation in Python, with tables, batch functions and compiled functions.
 
 Also tested: splits, modes, restarts, plans, Spark, and every refusal with its text.
 """
@@ -418,7 +418,7 @@ def unread(values: Any, event: Any, out: Any) -> int:
 
 @pytest.mark.parametrize(("function", "field"), [(unset, "nowhere"), (unread, "symbol")])
 def test_a_compiled_transition_of_unknown_fields_is_refused_when_the_flow_is_built(function: Any, field: str) -> None:
-    words = f"the machine of 'events': {function.__name__} names the field '{field}', which there is not; mend "
+    words = f"the machine of 'events': {function.__name__} names the field '{field}', which does not exist; fix "
     fields = r"f\(values, event, out\), where values has \['n', 'n_null'\]; event has \['k', .*\]; out has \['n', "
     with pytest.raises(SpecError, match=words + fields):
         flow_of(dd.Machine({"n": pa.int64()}, function, scalar=True))
@@ -482,8 +482,8 @@ def always(**columns: Any) -> Callable[..., pa.RecordBatch]:
         (always(n=[1]), MergerFailed, r"columns \['n'\]"),
         (always(n=["x"], _event=[0]), MergerFailed, "'n'"),
         (goes_wrong, MergerFailed, "raised LookupError: no way"),
-        (always(n=[1, 2, 3], _event=[0, 0, 0]), ListTooLong, "would hold 3 values, limit= is 2"),
-        (always(n=[9], _event=[0]), IllegalTransition, "leads to .*9.* which is none of states="),
+        (always(n=[1, 2, 3], _event=[0, 0, 0]), ListTooLong, "would hold 3 values, but limit= is 2"),
+        (always(n=[9], _event=[0]), IllegalTransition, "leads to .*9.* which is not in states="),
     ],
 )
 def test_a_transition_that_fails_is_named(function: Any, error: type[DdflowError], words: str) -> None:
@@ -510,7 +510,7 @@ def throws(values: Any, event: Any, out: Any) -> int:
     ("function", "error", "words"),
     [
         (too_many, ListTooLong, "would hold 65 values"),
-        (negative, MergerFailed, "less than no values"),
+        (negative, MergerFailed, "a negative number of values"),
         (throws, MergerFailed, "ValueError: not so"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Test custom mergers: beside the twin and each other, every way to fail, plans, states."""
+"""Test custom mergers: compared with the twin and with each other, every way to fail, plans, and states."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ FAILING: dict[str, tuple[Callable[..., Any], str]] = {
     "columns": (lambda held, given: given.select(["k"]), r"returned the columns \['k'\]"),
     "types": (lambda held, given: given.set_column(1, "n", pa.array([0.5])), "'n' cannot become|float|double"),
     "nulls": (nulls, "null"),
-    "key": (lambda held, given: given.set_column(0, "k", pa.array([9])), r"\{'k': 9\} for \{'k': 1\}"),
+    "key": (lambda held, given: given.set_column(0, "k", pa.array([9])), r"\{'k': 9\} instead of \{'k': 1\}"),
 }
 
 

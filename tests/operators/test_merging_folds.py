@@ -398,15 +398,15 @@ def refusal(
 
 
 def test_a_sum_that_leaves_its_type_is_named() -> None:
-    assert refusal(sum(), pa.array([9], pa.int8()), [120]) == "a sum of 'visits': key {'id': 3}: 120 + 9 leaves int8"
+    assert refusal(sum(), pa.array([9], pa.int8()), [120]) == "a sum of 'visits': key {'id': 3}: 120 + 9 overflows int8"
     most = 2**64 - 1
     told = refusal(sum(), pa.array([0, 1, most, 0], pa.uint64()), [0, 1], 2)
-    assert told == f"a sum of 'visits': key {{'id': 4}}: 1 + {most} leaves uint64"
+    assert told == f"a sum of 'visits': key {{'id': 4}}: 1 + {most} overflows uint64"
     money = pa.array([Decimal("0.01")], pa.decimal128(5, 2))
-    assert "999.99 + 0.01 leaves decimal128(5, 2)" in refusal(sum(), money, [Decimal("999.99")])
+    assert "999.99 + 0.01 overflows decimal128(5, 2)" in refusal(sum(), money, [Decimal("999.99")])
     least = Decimal(1 - 10**38)
-    assert f"{least} + -1 leaves" in refusal(sum(), pa.array([Decimal(-1)], pa.decimal128(38, 0)), [least])
-    assert f"{least} + {least} leaves" in refusal(sum(), pa.array([least], pa.decimal128(38, 0)), [least])
+    assert f"{least} + -1 overflows" in refusal(sum(), pa.array([Decimal(-1)], pa.decimal128(38, 0)), [least])
+    assert f"{least} + {least} overflows" in refusal(sum(), pa.array([least], pa.decimal128(38, 0)), [least])
 
 
 def test_a_sum_that_comes_back_into_bounds_is_refused_and_one_that_is_cleared_too() -> None:
@@ -427,8 +427,8 @@ def test_an_overflow_inside_a_struct_names_the_field() -> None:
 def test_a_list_that_outgrows_its_limit_is_named() -> None:
     given = pa.array([[4], [5, 6]])
     told = refusal(append(4), given, [[1, 2]], error=ListTooLong)
-    assert told == "dd.append(limit=4) of 'visits': key {'id': 3}: 3 elements and 2 more, the limit is 4"
-    assert "2 elements and 1 more, the limit is 1" in refusal(append(1), given, [[1, 2]], error=ListTooLong)
+    assert told == "dd.append(limit=4) of 'visits': key {'id': 3}: 3 elements and 2 more, but the limit is 4"
+    assert "2 elements and 1 more, but the limit is 1" in refusal(append(1), given, [[1, 2]], error=ListTooLong)
     assert "0 elements and 2 more" in refusal(union(1), given, [None, None], 2, error=ListTooLong)
 
 

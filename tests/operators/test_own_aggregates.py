@@ -164,7 +164,7 @@ def test_a_function_that_raises_refuses_the_step() -> None:
         (((), add, retract, spread), r"zero= is \(\)"),
         (([0], add, retract, spread), r"zero= is \[0\]"),
         (((True,), add, retract, spread), r"zero= is \(True,\)"),
-        (((0,), add, 7, spread), "retract= is 7; give a function"),
+        (((0,), add, 7, spread), "retract= is 7; pass a function"),
         (((0,), add, retract, spread, str), "type= is"),
     ],
 )
@@ -176,10 +176,10 @@ def test_what_is_no_aggregate_is_refused(given: Any, words: str) -> None:
 @pytest.mark.parametrize(
     ("given", "sql", "words"),
     [
-        ((SPREAD.zero, lambda s, x: (s[0] + x, s[1], s[2]), retract, spread), "x", "add gives .*float64, float64"),
-        ((SPREAD.zero, lambda s, x: s[0], retract, spread), "x", "add gives int64, and a state is"),
-        ((SPREAD.zero, add, retract, lambda s: s[1], int), "x", "result gives float64"),
-        ((SPREAD.zero, add, retract, lambda s: s), "x", "result gives Tuple"),
+        ((SPREAD.zero, lambda s, x: (s[0] + x, s[1], s[2]), retract, spread), "x", "add returns .*float64, float64"),
+        ((SPREAD.zero, lambda s, x: s[0], retract, spread), "x", "add returns int64, but a state is"),
+        ((SPREAD.zero, add, retract, lambda s: s[1], int), "x", "result returns float64"),
+        ((SPREAD.zero, add, retract, lambda s: s), "x", "result returns Tuple"),
         ((SPREAD.zero, add, retract, lambda s: s.nothing), "x", "numba cannot compile result"),
         ((SPREAD.zero, add, retract, spread), "g", "its argument is string, not a number"),
         ((SPREAD.zero, add, retract, spread), "nothing", "there is no column 'nothing'"),

@@ -1,7 +1,7 @@
-"""Test upserts out of a flow: beside the twin at every call, across restarts and in files, and every refusal.
+"""Test outputs of upserts: beside the twin at every call, across restarts and in files, and every refusal.
 
-The twin has no such operator. The expected upserts are `model.to_upserts` of all updates that the twin gave for the
-collection. If that refuses a call, the engine must refuse the whole call without effect.
+The twin has no operator ``to_upserts``. The expected upserts are `model.to_upserts` of all updates that the twin gave
+for the collection. If `model.to_upserts` refuses a call, the engine must refuse the complete call without effect.
 """
 
 from __future__ import annotations
@@ -413,7 +413,7 @@ def test_what_it_cannot_do_is_said_when_the_plan_is_made() -> None:
     plain_orders = input.project(["id", "city", "lists"])
     for key, rule, error, words in [
         ("idd", "error", SpecError, "did you mean 'id'"),
-        ([], "error", SpecError, "one column or more"),
+        ([], "error", SpecError, "at least one column"),
         ("id", "greatets", SpecError, "did you mean 'greatest'"),
         ("lists", "error", SpecError, "hashed as a key"),
         ("id", "greatest", SpecError, "has no order"),

@@ -1,6 +1,6 @@
 """Test tops beside the twin and DuckDB: large groups, ties, multiplicities, ranks and offsets.
 
-Also tested: the rows that a step reads, and every refusal with its text. ``test_operators`` tests the laws of
+The tests also check which rows a step reads, and every refusal with its text. ``test_operators`` tests the laws of
 operators; ``test_laws`` and ``test_machine`` draw tops in other plans.
 """
 

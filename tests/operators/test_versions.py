@@ -1,6 +1,6 @@
 """Test versions beside the twin and DuckDB: late versions, deletes, ties, runs of equal neighbours.
 
-Also tested: the rows that a step reads, and every refusal with its text. ``test_operators`` tests the laws of
+The tests also check which rows a step reads, and every refusal with its text. ``test_operators`` tests the laws of
 operators; ``test_laws`` and ``test_machine`` draw versions in other plans.
 """
 
@@ -409,21 +409,24 @@ def test_two_of_the_same_are_one_and_their_json_makes_them_again() -> None:
         ({"key": "idd"}, "key= holds 'idd': there is no such column; did you mean 'id'"),
         ({"order_by": "when"}, "order_by= holds 'when': there is no such column"),
         ({"order_by": []}, "order_by= is empty; name the columns that order the versions of a key"),
-        ({"order_by": ["at", "at"]}, "'at' is named twice, by key=, order_by= or delete="),
-        ({"order_by": ["note", "at"]}, "holds 'note', a string, before other columns; give text and binary as"),
+        ({"order_by": ["at", "at"]}, "'at' is used twice, in key=, order_by= or delete="),
+        (
+            {"order_by": ["note", "at"]},
+            "holds 'note', a string, before other columns; put a text or binary column last",
+        ),
         ({"order_by": "tags"}, "order by 'tags': it is list.*, which has no order"),
-        ({"order_by": "id"}, "'id' is named twice, by key=, order_by= or delete="),
+        ({"order_by": "id"}, "'id' is used twice, in key=, order_by= or delete="),
         ({"ignore": ["prize"]}, "ignore= holds 'prize': there is no such column; did you mean 'price'"),
         ({"delete": dd.tombstone("op")}, "delete= holds 'op': there is no such column"),
-        ({"delete": dd.tombstone("at", 3)}, "'at' is named twice"),
+        ({"delete": dd.tombstone("at", 3)}, "'at' is used twice"),
         (
             {"delete": dd.tombstone("note")},
-            "tombstone 'note' of versions: it is a text column and no value is given; say which",
+            "tombstone 'note' of versions: it is a text column, but there is no value; name the",
         ),
-        ({"delete": dd.tombstone("price", "D")}, "tombstone 'price' of versions: 'D' is no value of int64"),
-        ({"valid_from": "price"}, "there is a column 'price' already; choose other names with valid_from="),
-        ({"valid_from": "x", "valid_to": "x"}, "there is a column 'x' already"),
-        ({"valid_to": "_diff"}, "those that updates carry themselves"),
+        ({"delete": dd.tombstone("price", "D")}, "tombstone 'price' of versions: 'D' is not a value of int64"),
+        ({"valid_from": "price"}, "a column 'price' already exists; choose other names with valid_from="),
+        ({"valid_from": "x", "valid_to": "x"}, "a column 'x' already exists"),
+        ({"valid_to": "_diff"}, "names that ddflow reserves for updates"),
         ({"valid_to": ""}, "valid_to= is ''; name one column"),
     ],
 )

@@ -1,7 +1,7 @@
-"""Test dropping an output: the others continue as if it had never existed, and its private state is deleted.
+"""Test dropping an output: other outputs continue as if it never existed, and state that only it used is deleted.
 
-`test_dropping_inputs` tests kills. The twin is a state of the smaller plan with the same rows. Plans have every
-operator of the registry.
+`test_dropping_inputs` tests kills. The expected result is a state of the smaller plan with the same rows. Plans have
+every operator of the registry.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ def test_what_cannot_be_is_refused_and_changes_nothing(tmp_path: Path) -> None:
     before = sorted(state.rglob("*"))
     for names, found in (
         ("poeple", "there is no output 'poeple'; did you mean 'people'?"),
-        (["people", "by_city", "towns"], "a state has one at least"),
+        (["people", "by_city", "towns"], "it has no other output"),
         ("people.stale", "is a side output of the input 'people'"),
     ):
         with pytest.raises(SpecError, match=found.replace("?", r"\?")):
@@ -202,7 +202,7 @@ def test_what_cannot_be_is_refused_and_changes_nothing(tmp_path: Path) -> None:
         dd.evolve(state, drop_outputs=["people"], flow=people("people", "by_city", "towns", "with_key"))
     assert sorted(state.rglob("*")) == before
     call = rf"dd\.evolve\('{state}', drop_outputs=\['people', 'by_city'\]\)"
-    with pytest.raises(PlanChanged, match=r"output 'by_city' is not in it.*first with " + call):
+    with pytest.raises(PlanChanged, match=r"output 'by_city' is not in the plan.*first run " + call):
         people("towns").open(state)
 
 

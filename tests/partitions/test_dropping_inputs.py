@@ -1,7 +1,7 @@
-"""Test dropping an input: the rest continues as if it had never existed, and its private state is deleted.
+"""Test dropping an input: the rest continues as if it never existed, and state that only it used is deleted.
 
-A kill leaves the state either with it or without it; the same holds for an output. The twin is a state of the smaller
-plan with the other rows. Plans have every operator of the registry.
+A kill leaves the state either with the input or without it; the same holds for an output. The expected result is a
+state of the smaller plan with the rows of the other inputs. Plans have every operator of the registry.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Test new outputs and inputs on a partitioned state: the next epoch gives all that a single engine gives.
+"""Test new outputs and inputs on a partitioned state: the next epoch gives the same rows as a single engine.
 
-The twin is one engine on its own state, opened with the same plans at the same times. Plans have joins, counts, tops,
-aggregates and constants, before and after, so that operators move between stages and partitions. Tasks run in this
-process (``parts_by_hand``); ``test_spark_state`` runs one such plan on Spark.
+The expected result comes from one engine with a separate state, opened with the same plans at the same times. Plans
+have joins, counts, tops, aggregates and constants before and after the change, so that operators move between stages
+and partitions. Tasks run in this process (``parts_by_hand``); ``test_spark_state`` runs one such plan on Spark.
 """
 
 from __future__ import annotations

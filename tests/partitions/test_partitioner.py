@@ -198,11 +198,11 @@ REFUSED = {
     "fit": (pa.record_batch({"id": pa.array([2**63], pa.uint64())}), r"\(uint64\), which does not fit int64"),
     "text": (
         pa.record_batch({"id": [1], "city": pa.array([b"\xff"]).view(pa.string())}),
-        "column 'city' of rows for 's': it is no whole string: Invalid UTF8 .*; mend it where it is made",
+        "column 'city' of rows for 's': it is not a valid string: Invalid UTF8 .*; fix it where it is created",
     ),
     "no offset": (
         pa.record_batch({"id": [1, 2], "partition": [1, 2], "offset": [5, None]}),
-        "'offset' is null in 1 rows; partition and offset say where rows come from",
+        "'offset' is null in 1 rows; partition and offset are the origin of a row",
     ),
     "a partition alone": (pa.record_batch({"id": [1], "partition": [1]}), "'partition' that was not declared"),
     "a partition of text": (

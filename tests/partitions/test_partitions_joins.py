@@ -1,7 +1,7 @@
 """Test joins on any number of partitions, rescaled or not: each epoch gives a single engine's output.
 
 A join runs on the stage of its last input and looks others up on earlier stages. Plans are drawn from joins by keys,
-self joins, joins of joins and of counts, so that all cases occur. Tasks run in this process (``parts_by_hand``);
+self joins, joins of joins and joins of counts, so that all cases occur. Tasks run in this process (``parts_by_hand``);
 ``test_spark_joins`` runs some on Spark.
 """
 

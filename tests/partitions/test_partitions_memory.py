@@ -1,7 +1,7 @@
 """Test a task's memory: a first batch of many times the budget stays within it, Spark's Arrow batches included.
 
-This covers the way from Spark's chunks to the written files. A separate process measures private pages, minus the pages
-of a task with little input.
+The test covers the work from Spark's chunks to the written files. A separate process measures private pages, minus the
+pages of a task with little input.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Test receipts: written ones read back, and malicious ones give a named error."""
+"""Test receipts: written receipts read back unchanged, and malicious receipts raise a named error."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Test the law of lagging parts: any worker with an open part may take the next step, with a single engine's results.
+"""Test the law of lagging parts: any worker with an open part may run the next step, with an engine's results.
 
-A part may be some epochs behind the state, while others merged its runs and wrote new ones.
+A part may be some epochs behind the state, while other workers merged the runs of the state and wrote new runs.
 """
 
 from __future__ import annotations

@@ -225,11 +225,11 @@ def test_what_is_not_for_the_task_is_refused() -> None:
     (rows,) = Partitioner(flow, "s", 1, SECRET)([pa.record_batch({"id": [1]})], 0)
     (first,) = pack_exchange_sums({0: sums(plan, 0, [("Bern", 7, 2)])}, plan, 1, SECRET)
     cases = [
-        (0, 1, rows, "partition 1 of stage 0: rows for partition 0 came to it; leave the shuffle to ddflow"),
-        (1, 0, rows, "partition 0 of stage 1: rows of input 0 came to it, which are not for it"),
-        (2, 0, first, "sums 0 came to it, which are not for it"),
-        (0, 0, rows.set_column(1, PACKED.field("what"), pa.array([9], pa.int32())), "rows of input 9 came to it"),
-        (0, 0, rows.set_column(1, PACKED.field("what"), pa.array([-9], pa.int32())), "sums 8 came to it"),
+        (0, 1, rows, "partition 1 of stage 0: it received rows for partition 0; leave the shuffle to ddflow"),
+        (1, 0, rows, "partition 0 of stage 1: it received rows of input 0, which are not for it"),
+        (2, 0, first, "it received sums 0, which are not for it"),
+        (0, 0, rows.set_column(1, PACKED.field("what"), pa.array([9], pa.int32())), "it received rows of input 9"),
+        (0, 0, rows.set_column(1, PACKED.field("what"), pa.array([-9], pa.int32())), "it received sums 8"),
     ]
     for stage, number, batch, message in cases:
         with ShuffleReader(plan, stage, number) as shuffle, pytest.raises(Misrouted, match=message):

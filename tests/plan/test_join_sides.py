@@ -54,7 +54,7 @@ def test_two_queries_over_one_join_hold_its_sides_once() -> None:
     with of("amounts", "days").open() as engine:
         engine.step({"o": [{"id": i, "c": i % 9, "n": 1, "gone": False} for i in range(300)]}, time=1)
         first, second = [each for each in str(engine.explain()).splitlines() if "arrange" in each]
-    assert "looked up in it by 2 operators; shared by amounts, days" in first
+    assert "2 operators look up rows in it; shared by amounts, days" in first
     assert second.endswith("as above")
 
 

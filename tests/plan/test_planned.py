@@ -471,16 +471,19 @@ HOSTILE: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: change(["collections", "0" * 32], {"op": "windows", "of": [whole()["outputs"]["rows"]]}),
         "its operator is 'windows'",
     ),
-    "a filter of nothing": (lambda: change(["collections", "0" * 32], {"op": "filter", "of": []}), "of 0 collections"),
+    "a filter of nothing": (lambda: change(["collections", "0" * 32], {"op": "filter", "of": []}), "without inputs"),
     "SQL that does not compile": (
         lambda: change(
             ["collections", "0" * 32], {"op": "filter", "of": [whole()["outputs"]["rows"]], "predicate": {"sql": "m >"}}
         ),
         "ExpressionError",
     ),
-    "a schema that is none": (lambda: change(["inputs", "people", "schema"], "AAAA"), "its schema is none"),
-    "a schema that is no base64": (lambda: change(["inputs", "people", "schema"], "{}"), "its schema is none"),
-    "another schema": (lambda: change(["inputs", "people", "columns"], [["id", "int8", True]]), "beside it stand"),
+    "a schema that is none": (lambda: change(["inputs", "people", "schema"], "AAAA"), "its schema is not valid"),
+    "a schema that is no base64": (lambda: change(["inputs", "people", "schema"], "{}"), "its schema is not valid"),
+    "another schema": (
+        lambda: change(["inputs", "people", "columns"], [["id", "int8", True]]),
+        "but the list of columns is",
+    ),
     "a key that is no text": (
         lambda: change(["inputs", "people", "spec", "key"], [1]),
         "Expected `str`, got `int` - at `$.key[0]`",

@@ -31,7 +31,7 @@ Plan = Callable[..., dd.Flow]
 def flow(
     spec: dict[str, Any] = LAST, columns: Any = COLUMNS, outputs: Any = None, more: tuple[str, ...] = ()
 ) -> dd.Flow:
-    """A plan of one input ``orders``, and one for each further name; ``outputs``: how each is made of it."""
+    """A plan of one input ``orders``, and one for each further name; ``outputs``: how each is built from it."""
     out = dd.Flow()
     rows = out.upserts("orders", columns, dd.Upsert(**spec))
     for name in more:
@@ -51,19 +51,15 @@ def refused(old: dd.Flow, new: dd.Flow) -> str:
         compare_plans(stored(old), new, WHERE)
     assert error.value.asked == "open state/orders with this plan"
     lacks = ""
-    if "is missing, and was" in error.value.found:
-        lacks = r"declare the columns that the state has, \{'\w+': '\w+'.*\} of '\w+', which none .*\); or "
-    if "output 'out' is not in it" in error.value.found:
-        lacks = re.escape(
-            "to give ['out'] up, take them out first with dd.evolve('state/orders', drop_outputs=['out']); or "
-        )
-    if "input 'others' is not in it" in error.value.found:
-        lacks = re.escape(
-            "to give ['others'] up, take them out first with dd.evolve('state/orders', drop_inputs=['others']); or "
-        )
+    if "is missing, but was" in error.value.found:
+        lacks = r"declare the columns that the state has, \{'\w+': '\w+'.*\} of '\w+', because a state .*\); or "
+    if "output 'out' is not in the plan" in error.value.found:
+        lacks = re.escape("to remove ['out'], first run dd.evolve('state/orders', drop_outputs=['out']); or ")
+    if "input 'others' is not in the plan" in error.value.found:
+        lacks = re.escape("to remove ['others'], first run dd.evolve('state/orders', drop_inputs=['others']); or ")
     changed = r"(keep \['.*\(docs/guides/deploy-a-changed-query\.md\); or )?"
     assert re.fullmatch(
-        f"{lacks}{changed}open it with the plan that it was made by, or make a new state, of a log with dd.migrate, "
+        f"{lacks}{changed}open it with the plan that created it, or create a new state: from a log with dd.migrate, "
         "else by a new run",
         error.value.fix,
     )
@@ -84,67 +80,67 @@ def named(column: str) -> Any:
 
 
 OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
-    "key": (LAST, LAST | {"key": ["id", "op"]}, "key= of input 'orders' is ['id', 'op'], and was ['id']"),
+    "key": (LAST, LAST | {"key": ["id", "op"]}, "key= of input 'orders' is ['id', 'op'], but was ['id']"),
     "order_by": (
         LAST,
         LAST | {"order_by": ["rev", "at"]},
-        "order_by= of input 'orders' is ['rev', 'at'], and was ['at']",
+        "order_by= of input 'orders' is ['rev', 'at'], but was ['at']",
     ),
-    "no order_by": (LAST, {"key": "id"}, "order_by= of input 'orders' is [], and was ['at']"),
-    "tie": (LAST, LAST | {"tie": "greatest"}, "tie= of input 'orders' is 'greatest', and was 'last'"),
-    "tie, back to the default": (LAST | {"tie": "first"}, LAST, "tie= of input 'orders' is 'last', and was 'first'"),
-    "seq": (LAST, LAST | {"seq": "rev"}, "seq= of input 'orders' is 'rev', and was None"),
-    "time": (HELD, HELD | {"time": "at", "order_by": "rev"}, "time= of input 'orders' is 'at', and was 'rev'"),
-    "the mode": (HELD, LAST, "time= of input 'orders' is None, and was 'rev'"),
-    "delete": (LAST, LAST | {"delete": "op = 'D'"}, "delete= of input 'orders' is \"op = 'D'\", and was None"),
+    "no order_by": (LAST, {"key": "id"}, "order_by= of input 'orders' is [], but was ['at']"),
+    "tie": (LAST, LAST | {"tie": "greatest"}, "tie= of input 'orders' is 'greatest', but was 'last'"),
+    "tie, back to the default": (LAST | {"tie": "first"}, LAST, "tie= of input 'orders' is 'last', but was 'first'"),
+    "seq": (LAST, LAST | {"seq": "rev"}, "seq= of input 'orders' is 'rev', but was None"),
+    "time": (HELD, HELD | {"time": "at", "order_by": "rev"}, "time= of input 'orders' is 'at', but was 'rev'"),
+    "the mode": (HELD, LAST, "time= of input 'orders' is None, but was 'rev'"),
+    "delete": (LAST, LAST | {"delete": "op = 'D'"}, "delete= of input 'orders' is \"op = 'D'\", but was None"),
     "another tombstone": (
         LAST | {"delete": dd.tombstone("op", "D")},
         LAST | {"delete": dd.tombstone("op", "X")},
-        "delete= of input 'orders' is dd.tombstone('op', 'X'), and was dd.tombstone('op', 'D')",
+        "delete= of input 'orders' is dd.tombstone('op', 'X'), but was dd.tombstone('op', 'D')",
     ),
-    "late": (HELD, HELD | {"late": "drop"}, "late= of input 'orders' is 'drop', and was 'advance'"),
-    "stale": (LAST, LAST | {"stale": "side"}, "stale= of input 'orders' is 'side', and was 'drop'"),
-    "null_key": (LAST, LAST | {"null_key": "keep"}, "null_key= of input 'orders' is 'keep', and was 'error'"),
-    "noop_ignore": (LAST, LAST | {"noop_ignore": "n"}, "noop_ignore= of input 'orders' is ['n'], and was []"),
-    "track": (LAST, LAST | {"track": "n"}, "track= of input 'orders' is ['n'], and was None"),
-    "where": (LAST, LAST | {"where": "n > 1"}, "where= of input 'orders' is 'n > 1', and was None"),
+    "late": (HELD, HELD | {"late": "drop"}, "late= of input 'orders' is 'drop', but was 'advance'"),
+    "stale": (LAST, LAST | {"stale": "side"}, "stale= of input 'orders' is 'side', but was 'drop'"),
+    "null_key": (LAST, LAST | {"null_key": "keep"}, "null_key= of input 'orders' is 'keep', but was 'error'"),
+    "noop_ignore": (LAST, LAST | {"noop_ignore": "n"}, "noop_ignore= of input 'orders' is ['n'], but was []"),
+    "track": (LAST, LAST | {"track": "n"}, "track= of input 'orders' is ['n'], but was None"),
+    "where": (LAST, LAST | {"where": "n > 1"}, "where= of input 'orders' is 'n > 1', but was None"),
     "value": (
         LAST | {"value": ["n"]},
         LAST | {"value": ["n", "op"]},
-        "value= of input 'orders' is ['n', 'op'], and was ['n']",
+        "value= of input 'orders' is ['n', 'op'], but was ['n']",
     ),
     "merge": (
         LAST | {"merge": dd.Merge({"n": dd.sum(), "op": dd.join_text("; ")}, default=dd.first_non_null())},
         LAST | {"merge": dd.Merge({"n": dd.max(), "op": dd.collect(limit=3)})},
-        "merge= of input 'orders' is dd.Merge({'n': dd.max(), 'op': dd.collect(limit=3)}), and was "
+        "merge= of input 'orders' is dd.Merge({'n': dd.max(), 'op': dd.collect(limit=3)}), but was "
         "dd.Merge({'n': dd.sum(), 'op': dd.join_text('; ')}, default=dd.first_non_null())",
     ),
     "merge by a function": (
         LAST | {"merge": dd.Merge(function=keep)},
         LAST | {"merge": "first_row"},
-        "merge= of input 'orders' is 'first_row', and was dd.Merge(function=test_reopening.keep)",
+        "merge= of input 'orders' is 'first_row', but was dd.Merge(function=test_reopening.keep)",
     ),
     "merge by another of that name": (
         LAST | {"merge": dd.Merge(function=named("a"))},
         LAST | {"merge": dd.Merge(function=named("b"))},
-        "is dd.Merge(function=test_reopening.named.<locals>.taken), which is not the function of that name that it was",
+        "is dd.Merge(function=test_reopening.named.<locals>.taken), but the state was created with another function",
     ),
     "groups": (
         {"key": "id", "groups": {"at": ["n"]}},
         {"key": "id", "groups": {("at", "rev"): ["n", "op"]}},
-        "groups= of input 'orders' is {('at', 'rev'): ['n', 'op']}, and was {'at': ['n']}",
+        "groups= of input 'orders' is {('at', 'rev'): ['n', 'op']}, but was {'at': ['n']}",
     ),
     "derive": (
         LAST | {"merge": dd.Merge(), "derive": {"n": "1"}},
         LAST | {"merge": dd.Merge(), "derive": {"n": "2"}},
-        "derive= of input 'orders' is {'n': '2'}, and was {'n': '1'}",
+        "derive= of input 'orders' is {'n': '2'}, but was {'n': '1'}",
     ),
     "expiry": (
         LAST | {"expiry": dd.Expiry(ttl=5, on_expire="retract")},
         LAST | {"expiry": dd.Expiry(tombstone_ttl=7)},
-        "expiry= of input 'orders' is dd.Expiry(tombstone_ttl=7), and was dd.Expiry(ttl=5",
+        "expiry= of input 'orders' is dd.Expiry(tombstone_ttl=7), but was dd.Expiry(ttl=5",
     ),
-    "value, none at all": (LAST, LAST | {"value": []}, "value= of input 'orders' is [], and was None"),
+    "value, none at all": (LAST, LAST | {"value": []}, "value= of input 'orders' is [], but was None"),
 }
 
 
@@ -166,16 +162,16 @@ def columns(**changed: Any) -> pa.Schema:
 
 
 SCHEMAS: dict[str, tuple[Any, str]] = {
-    "another type": (columns(n=pa.field("n", pa.int16())), "column 'n' of input 'orders' is int16, and was int32"),
-    "a missing column": (columns(n=None), "column 'n' of input 'orders' is missing, and was int32"),
+    "another type": (columns(n=pa.field("n", pa.int16())), "column 'n' of input 'orders' is int16, but was int32"),
+    "a missing column": (columns(n=None), "column 'n' of input 'orders' is missing, but was int32"),
     "not null any more": (
         columns(n=pa.field("n", pa.int32(), nullable=False)),
-        "column 'n' of input 'orders' may not be null, and may before",
+        "column 'n' of input 'orders' is not null, but was nullable",
     ),
     "another name": (columns(n=pa.field("m", pa.int32())), "column 'n' of input 'orders' is missing"),
     "another order": (
         pa.schema([pa.field(name, COLUMNS[name]) for name in ("id", "rev", "at", "op", "n")]),
-        "the columns of input 'orders' are in the order ['id', 'rev', 'at', 'op', 'n'], and were in "
+        "the columns of input 'orders' are in the order ['id', 'rev', 'at', 'op', 'n'], but were in the order "
         "['id', 'at', 'rev', 'op', 'n']",
     ),
     "a new one that is never null": (
@@ -193,7 +189,7 @@ def test_another_schema_is_refused_with_both_values(what: str) -> None:
 
 def test_null_where_none_could_be_is_refused_too() -> None:
     strict = columns(n=pa.field("n", pa.int32(), nullable=False))
-    assert "column 'n' of input 'orders' may be null, and may not before" in refused(flow(columns=strict), flow())
+    assert "column 'n' of input 'orders' is nullable, but was not null" in refused(flow(columns=strict), flow())
 
 
 def test_an_encoding_is_no_other_type() -> None:
@@ -219,7 +215,7 @@ def test_a_new_nullable_column_is_allowed_and_named_wherever_it_stands(place: in
     fields.insert(place, pa.field("city", pa.string()))
     change = compare_plans(stored(flow()), flow(columns=pa.schema(fields)), WHERE)
     assert change == PlanChange(columns={"orders": ["city"]})
-    assert change.description == "input 'orders' gets the columns ['city'], null in all rows there are"
+    assert change.description == "input 'orders' gets the columns ['city'], which are null in all existing rows"
 
 
 def test_a_new_column_is_refused_where_it_would_judge_ties_and_only_there() -> None:
@@ -236,7 +232,7 @@ def test_a_new_column_is_refused_where_an_output_would_be_another_by_it() -> Non
     found = refused(flow(outputs={"n": outputs}), flow(columns=ADDED, outputs={"n": outputs}))
     assert found == (
         "output 'n' is orders.count(by=['id', 'at', 'rev', 'op', 'n', 'city']), "
-        "and was orders.count(by=['id', 'at', 'rev', 'op', 'n'])"
+        "but was orders.count(by=['id', 'at', 'rev', 'op', 'n'])"
     )
 
 
@@ -257,35 +253,39 @@ def test_new_outputs_and_inputs_are_allowed_and_named() -> None:
 def test_the_lateness_may_change_and_is_named() -> None:
     change = compare_plans(stored(flow(HELD)), flow(HELD | {"lateness": 5}), WHERE)
     assert change == PlanChange(options={"orders": {"lateness": (None, 5)}})
-    assert change.description == "lateness= of input 'orders' is 5, and was None"
+    assert change.description == "lateness= of input 'orders' is 5, but was None"
 
 
 OUTPUTS: dict[str, tuple[Any, Any, str]] = {
-    "gone": (lambda rows: rows.filter("n > 1"), None, "output 'out' is not in it, and was orders.filter('n > 1')"),
+    "gone": (
+        lambda rows: rows.filter("n > 1"),
+        None,
+        "output 'out' is not in the plan, but was orders.filter('n > 1')",
+    ),
     "of another predicate": (
         lambda rows: rows.filter("n > 1"),
         lambda rows: rows.filter("n > 2"),
-        "output 'out' is orders.filter('n > 2'), and was orders.filter('n > 1')",
+        "output 'out' is orders.filter('n > 2'), but was orders.filter('n > 1')",
     ),
     "of other columns": (
         lambda rows: rows.project(["id", "n"]),
         lambda rows: rows.project(["id"]),
-        "output 'out' is orders.project(['id']), and was orders.project(['id', 'n'])",
+        "output 'out' is orders.project(['id']), but was orders.project(['id', 'n'])",
     ),
     "of another formula": (
         lambda rows: rows.project({"n": "n"}),
         lambda rows: rows.project({"n": "n + 1"}),
-        "output 'out' is orders.project({'n': 'n + 1'}), and was orders.project(['n'])",
+        "output 'out' is orders.project({'n': 'n + 1'}), but was orders.project(['n'])",
     ),
     "counted by another name": (
         lambda rows: rows.count([], name="m"),
         lambda rows: rows.count([], name="k"),
-        "output 'out' is orders.count(by=[], name='k'), and was orders.count(by=[], name='m')",
+        "output 'out' is orders.count(by=[], name='k'), but was orders.count(by=[], name='m')",
     ),
     "by another function": (
         lambda rows: rows.filter(positive),
         lambda rows: rows.filter(above(1)),
-        "orders.filter(test_planned.above.<locals>.holds), and was orders.filter(test_planned.positive)",
+        "orders.filter(test_planned.above.<locals>.holds), but was orders.filter(test_planned.positive)",
     ),
 }
 
@@ -322,9 +322,9 @@ def test_a_changed_query_is_added_beside_the_old_one_and_the_error_says_so() -> 
         return error.value.fix
 
     assert remedy(queried(a="select v + 1 w from orders", b="select sum(v) n from orders"), queried()).startswith(
-        "keep ['a', 'b'] as before, and add what is changed as new outputs, ['a_3', 'b_2'], which are filled from the "
-        "state; move the sinks; then take the old ones out with dd.evolve('state/orders', drop_outputs=['a', 'b']) "
-        "(docs/guides/deploy-a-changed-query.md); or open it with the plan that it was made by"
+        "keep ['a', 'b'] unchanged, and add the changed queries as new outputs, ['a_3', 'b_2'], which ddflow fills "
+        "from the state; move the sinks; then remove the old outputs with dd.evolve('state/orders', "
+        "drop_outputs=['a', 'b']) (docs/guides/deploy-a-changed-query.md); or open it with the plan that created it"
     )
     # Not where the input is another one, or holds no rows.
     other = dd.Flow()
@@ -344,13 +344,13 @@ def test_a_changed_query_is_added_beside_the_old_one_and_the_error_says_so() -> 
 
 def test_an_input_that_is_gone_is_refused() -> None:
     found = refused(flow(more=("others",)), flow())
-    assert found == "input 'others' is not in it, and the state holds one"
+    assert found == "input 'others' is not in the plan, but the state has it"
 
 
 def test_a_function_of_the_same_name_that_does_something_else_is_refused() -> None:
     old, new = (flow(outputs={"out": lambda rows, limit=limit: rows.filter(above(limit))}) for limit in (1, 2))
     assert not compare_plans(stored(old), flow(outputs={"out": lambda rows: rows.filter(above(1))}), WHERE)
-    assert "the formula test_planned.above.<locals>.holds is not the one" in refused(old, new)
+    assert "the formula test_planned.above.<locals>.holds has changed, but its name" in refused(old, new)
 
 
 def test_a_long_pyarrow_expression_is_refused_where_only_what_is_not_shown_differs() -> None:
@@ -407,5 +407,5 @@ def test_of_long_outputs_it_is_said_where_they_begin_to_differ() -> None:
         return out
 
     found = refused(made("n > 1"), made("n > 2"))
-    assert found == "output 'out' is made of orders.filter('n > 2'), and was made of orders.filter('n > 1')"
+    assert found == "output 'out' is built from orders.filter('n > 2'), but was built from orders.filter('n > 1')"
     assert "orders.filter('n > 1')" in refused(made("n > 1"), made(""))

@@ -38,8 +38,8 @@ CONTRADICTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "an ignored column twice": ({"noop_ignore": ["v", "v"]}, "more than once"),
     "a tracked column twice": ({"track": ["v", "v"]}, "more than once"),
     "a key column tracked": ({"track": ["id"]}, "key columns"),
-    "tracked columns that are not in the row": ({"value": ["v"], "track": ["n"]}, "value= leaves out"),
-    "both ways to say what is a change": ({"track": ["v"], "noop_ignore": ["n"]}, "both say what is a change"),
+    "tracked columns that are not in the row": ({"value": ["v"], "track": ["n"]}, "but value= does not"),
+    "both ways to say what is a change": ({"track": ["v"], "noop_ignore": ["n"]}, "both choose the columns"),
     "a key column as order": ({"order_by": ["id"]}, "key columns"),
     "a key column ignored": ({"noop_ignore": ["id"]}, "key columns"),
     "a key column as time": ({"time": "id"}, "key column 'id'"),
@@ -47,7 +47,7 @@ CONTRADICTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "a key column as tombstone": ({"delete": dd.tombstone("id")}, "is a key column"),
     "seq also in order_by": ({"order_by": ["at"], "seq": "at"}, "also in order_by or time"),
     "seq also as time": ({"time": "t", "seq": "t"}, "also in order_by or time"),
-    "ignored columns that are not in the row": ({"value": ["v"], "noop_ignore": ["n"]}, "value= leaves out"),
+    "ignored columns that are not in the row": ({"value": ["v"], "noop_ignore": ["n"]}, "but value= does not"),
     "an unknown tie": ({"order_by": ["at"], "tie": "biggest"}, "tie='biggest'"),
     "an unknown late": ({"time": "t", "late": "never"}, "late='never'"),
     "an unknown stale": ({"stale": "keep"}, "stale='keep'"),
@@ -60,8 +60,8 @@ CONTRADICTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "a tie rule where arrival decides": ({"tie": "first"}, "without order_by="),
     "greatest where arrival decides": ({"tie": "greatest"}, "without order_by="),
     "an error where arrival decides": ({"tie": "error"}, "without order_by="),
-    "stale with time": ({"time": "t", "stale": "mark"}, "only late='advance'"),
-    "stale with time that drops": ({"time": "t", "late": "drop", "stale": "side"}, "only late='advance'"),
+    "stale with time": ({"time": "t", "stale": "mark"}, "set late='advance'"),
+    "stale with time that drops": ({"time": "t", "late": "drop", "stale": "side"}, "set late='advance'"),
     "seq under greatest": ({"order_by": ["at"], "tie": "greatest", "seq": "n"}, "no effect under tie='greatest'"),
     "seq under error": ({"order_by": ["at"], "tie": "error", "seq": "n"}, "no effect under tie='error'"),
 }
@@ -128,17 +128,17 @@ def test_what_is_no_name_is_refused_wherever_one_is_wanted(taker: str) -> None:
         assert error.value.fix
 
 
-SWAPPED = """flow.output: it is given Input(id int64) and 'rows'; write flow.output("name", collection)"""
+SWAPPED = """flow.output: its arguments are Input(id int64) and 'rows'; write flow.output("name", collection)"""
 
 
 def test_the_likely_mistakes_are_told_what_to_write() -> None:
     flow = dd.Flow()
     rows = flow.upserts("orders", {"id": pa.int64()}, dd.Upsert("id"))
     mistakes: list[tuple[Any, str]] = [
-        (lambda: dd.tombstone(["a", "b"]), "its column is ['a', 'b']; name one column, as text; for several give SQL"),
-        (lambda: dd.tombstone("op", ["D", "T"]), "its value is ['D', 'T']; give one text, number or boolean; for"),
+        (lambda: dd.tombstone(["a", "b"]), "its column is ['a', 'b']; name one column, as text; for several pass SQL"),
+        (lambda: dd.tombstone("op", ["D", "T"]), "its value is ['D', 'T']; pass one text, number or boolean; for"),
         (lambda: dd.Upsert("id", seq=["n"]), "an upsert spec: seq= is ['n']; name one column, as text"),
-        (lambda: dd.Upsert({"id"}), "an upsert spec: key= is {'id'}; give column names as text: one, or a list"),
+        (lambda: dd.Upsert({"id"}), "an upsert spec: key= is {'id'}; pass column names as text: one, or a list"),
         (lambda: flow.output(rows, "rows"), SWAPPED),
     ]
     for act, words in mistakes:
@@ -161,13 +161,13 @@ UNBINDABLE: dict[str, tuple[dict[str, Any], str]] = {
     "greatest of a list that is tracked": ({"order_by": "at", "tie": "greatest", "track": ["list"]}, "'list' is list<"),
     "a nested key": ({"key": "list"}, "cannot be hashed as a key"),
     "a nested order": ({"order_by": "list"}, "has no order"),
-    "a seq of text": ({"seq": "v"}, "is no integer"),
-    "a seq of doubles": ({"seq": "f"}, "is no integer"),
-    "a time of text": ({"time": "v"}, "is no time"),
-    "a time of doubles": ({"time": "f"}, "is no time"),
+    "a seq of text": ({"seq": "v"}, "is not an integer"),
+    "a seq of doubles": ({"seq": "f"}, "is not an integer"),
+    "a time of text": ({"time": "v"}, "is not a time"),
+    "a time of doubles": ({"time": "f"}, "is not a time"),
     "greatest of a list": ({"order_by": "at", "tie": "greatest"}, "'list' is list<"),
-    "a text tombstone without a value": ({"delete": dd.tombstone("v")}, "no value is given"),
-    "a tombstone value of another type": ({"delete": dd.tombstone("n", "D")}, "is no value of int64"),
+    "a text tombstone without a value": ({"delete": dd.tombstone("v")}, "there is no value"),
+    "a tombstone value of another type": ({"delete": dd.tombstone("n", "D")}, "is not a value of int64"),
     "an ignored time column": ({"time": "t", "noop_ignore": ["t"]}, "not in the row"),
     "an ignored tombstone": ({"delete": dd.tombstone("flag"), "noop_ignore": ["flag"]}, "not in the row"),
 }

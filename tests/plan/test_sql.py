@@ -102,9 +102,9 @@ REFUSED = {
     "select sum(distinct n) s from o": "is not supported at line 1, column 8",
     "select id from": "it does not parse at line 1, column 11",
     "select 1; select 2": "several queries",
-    "insert into o values (1)": "INSERT is no query",
-    "select id from o union select id, n from o": "UNION of 1 columns and 2",
-    "select id from o where id in (select id, n from c)": "a subquery of 2 columns where 1 can be",
+    "insert into o values (1)": "INSERT is not a query",
+    "select id from o union select id, n from o": "UNION of 1 and 2 columns",
+    "select id from o where id in (select id, n from c)": "a subquery of 2 columns instead of 1",
     "select id from o tablesample (10 percent)": "TABLESAMPLE is not supported",
     "select id from o group by rollup(id)": "is not supported at line 1",
     "select id from o where n > all (select n from c)": "is not supported at line 1",
@@ -131,25 +131,25 @@ REFUSED = {
     "select * from range(5)": r"range\(5\) in FROM is not supported at line 1, column 15",
     "select id, row_number(id) over (order by id) r from o qualify r < 2": r"row_number\(id\) has arguments at line 1",
     "select q.id from (select id + 1 id from o)": "there is no column 'q.id' at line 1, column 8",
-    "select id from o having id > 2": "'o.id' is neither grouped by nor in an aggregate at line 1, column 8",
-    "select * from o having true": "is neither grouped by nor in an aggregate",
+    "select id from o having id > 2": "'o.id' is neither in GROUP BY nor in an aggregate at line 1, column 8",
+    "select * from o having true": "is neither in GROUP BY nor in an aggregate",
     "select array_agg(n) respect nulls a from o": "array_agg skips nulls",
     "select * from o |> limit 1": "it does not parse",
-    "select exists (select o.n + min(o.n) from c where n = 5) e from o": r"min\(o.n\) aggregates columns of the query "
-    "around at line 1, column 29",
-    "select id, (select sum(o.n) from c) s from o": r"sum\(o.n\) aggregates columns of the query around",
-    "select id from o where n in (select min(o.n) from c)": r"min\(o.n\) aggregates columns of the query around",
+    "select exists (select o.n + min(o.n) from c where n = 5) e from o": r"min\(o.n\) aggregates columns of the outer "
+    "query at line 1, column 29",
+    "select id, (select sum(o.n) from c) s from o": r"sum\(o.n\) aggregates columns of the outer query",
+    "select id from o where n in (select min(o.n) from c)": r"min\(o.n\) aggregates columns of the outer query",
     "select id from o where exists (select 1 from c having max(o.n) > 1)": r"max\(o.n\) aggregates columns of",
-    "select id from o where n > (select count(*) filter (where o.n > 1) from c)": "aggregates columns of the query",
-    "select c from o group by c having exists (select 1 from t where a > min(o.n))": "aggregates columns of the query",
-    "select id, (select max(t.a) from t join c x on x.id = o.c) m from o": "'o.c' is a column of a query around, which "
-    "FROM, ON and WITH cannot ask for at line 1, column 55",
-    "select id, (with w as (select o.n q) select q from w) m from o": "'o.n' is a column of a query around",
-    "select id, (select m from (select o.n m) q) r from o": "'o.n' is a column of a query around",
-    "select id, (select max(a) from (select a from t where k = c) q) r from o": "'c' is a column of a query around",
+    "select id from o where n > (select count(*) filter (where o.n > 1) from c)": "aggregates columns of the outer",
+    "select c from o group by c having exists (select 1 from t where a > min(o.n))": "aggregates columns of the outer",
+    "select id, (select max(t.a) from t join c x on x.id = o.c) m from o": "'o.c' is a column of an outer query, which "
+    "FROM, ON and WITH cannot read at line 1, column 55",
+    "select id, (with w as (select o.n q) select q from w) m from o": "'o.n' is a column of an outer query",
+    "select id, (select m from (select o.n m) q) r from o": "'o.n' is a column of an outer query",
+    "select id, (select max(a) from (select a from t where k = c) q) r from o": "'c' is a column of an outer query",
     "select o.id, (select max(a) from (select a from t where c) q) r from o join c on o.c = c.id": "'c' is a column of",
     "select c, count(*) k from o group by c having count(*) > (select max(a) from t where k = o.n)": "'o.n' is neither "
-    "grouped by nor in an aggregate at line 1, column 90",
+    "in GROUP BY nor in an aggregate at line 1, column 90",
     "select id from (select id, row_number() over (order by n) w from o group by id) x where w < 2": "'o.n' is neither",
     "values ()": "the rows of VALUES are empty",
 }
@@ -200,7 +200,7 @@ def test_what_is_written_instead_of_a_window_over_groups_gives_the_same() -> Non
         with raises(ExpressionError) as caught:
             flow_of().sql(f"select c, status, {window} r {groups}")
         written = re.fullmatch(
-            r"name the query of the groups, with (.*) as v1, as T in a WITH, and over it write (.*)",
+            r"put the grouped query, with (.*) as v1, into a WITH as T, and over it write (.*)",
             caught.value.fix,
         )
         assert written is not None

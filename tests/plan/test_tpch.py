@@ -1,4 +1,4 @@
-"""Test the 22 TPC-H queries beside DuckDB after every step of upserts and deletes, and their summed differences."""
+"""Test the 22 TPC-H queries beside DuckDB after every step of upserts and deletes, and the sums of differences."""
 
 from __future__ import annotations
 

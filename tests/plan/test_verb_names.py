@@ -1,4 +1,4 @@
-"""Test names from other libraries and nearly right calls: the error says what to write instead."""
+"""Test verb names of other libraries and nearly correct calls: the error says what to write instead."""
 
 from __future__ import annotations
 

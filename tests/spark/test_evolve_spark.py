@@ -1,6 +1,6 @@
 """Test changing columns on Spark: a job rewrites a partitioned state, which continues like the local engine's.
 
-A repeated epoch is compared in the columns it had.
+A repeated epoch is compared in the columns that the epoch had before the change.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Test that Spark gets a suitable Java in any environment; every runtime here is real, or a script around one."""
+"""Test that Spark gets a suitable Java in any environment, with real Java runtimes or scripts that call them."""
 
 from __future__ import annotations
 

@@ -472,7 +472,7 @@ def test_inputs_and_frames_must_belong_together(no_jobs: None, orders: DataFrame
     flow = city_flow()
     refused(flow, {}, SchemaMismatch, "rows for 'orders': there is no DataFrame among")
     refused(flow, {"orders": orders, "order": orders}, SchemaMismatch, "no such input; did you mean 'orders'")
-    refused(flow, {"orders": orders_of(1)}, NotArrow, "Table is no Spark DataFrame")
+    refused(flow, {"orders": orders_of(1)}, NotArrow, "Table is not a Spark DataFrame")
     flow = dd.Flow()
     flow.upserts("orders", ORDERS, dd.Upsert("id"))
     refused(flow, {"orders": orders}, SpecError, "1 inputs and 0 outputs")
@@ -481,11 +481,11 @@ def test_inputs_and_frames_must_belong_together(no_jobs: None, orders: DataFrame
 def test_what_is_no_dataframe_is_told_what_to_write(no_jobs: None, spark: SparkSession, tmp_path: Path) -> None:
     flow = city_flow()
     frames: list[tuple[Any, str]] = [
-        ("sales.orders", r"rows for 'orders': 'sales.orders' is text; give spark.table\('sales.orders'\)"),
-        (spark.range(3).pandas_api(), r"it is a pandas-on-Spark frame; give frame.to_spark\(\)"),
-        (orders_of(1).to_pandas(), r"DataFrame is no Spark DataFrame; give spark.createDataFrame\(...\) of it"),
-        (orders_of(1), "Table is no Spark DataFrame; give spark.createDataFrame"),
-        (None, "NoneType is no Spark DataFrame; give a DataFrame"),
+        ("sales.orders", r"rows for 'orders': 'sales.orders' is text; pass spark.table\('sales.orders'\)"),
+        (spark.range(3).pandas_api(), r"it is a pandas-on-Spark frame; pass frame.to_spark\(\)"),
+        (orders_of(1).to_pandas(), r"DataFrame is not a Spark DataFrame; convert it with spark.createDataFrame\(...\)"),
+        (orders_of(1), "Table is not a Spark DataFrame; convert it with spark.createDataFrame"),
+        (None, "NoneType is not a Spark DataFrame; pass a DataFrame"),
     ]
     for frame, match in frames:
         refused(flow, {"orders": frame}, NotArrow, match)
@@ -496,9 +496,9 @@ def test_what_is_no_dataframe_is_told_what_to_write(no_jobs: None, spark: SparkS
     two = city_flow()
     two.upserts("more", ORDERS, dd.Upsert("id"))
     for arguments in (swapped, (two, spark.range(3)), (two, "orders")):
-        refused(*arguments, SpecError, "give the dd.Flow, then {input: DataFrame}")
+        refused(*arguments, SpecError, "pass the dd.Flow, then {input: DataFrame}")
     refused(two, spark.range(3), SpecError, r"{input: DataFrame}, for its inputs \['orders', 'more'\]")
-    refused(flow, "orders", NotArrow, "'orders' is text; give spark.table")
+    refused(flow, "orders", NotArrow, "'orders' is text; pass spark.table")
     assert not (tmp_path / "state").exists()
 
 
@@ -506,7 +506,7 @@ def test_a_stream_is_not_run_as_a_batch(no_jobs: None, spark: SparkSession) -> N
     flow = dd.Flow()
     stream = spark.readStream.format("rate").load()
     flow.output("out", flow.upserts("s", stream, dd.Upsert("value")))
-    refused(flow, {"s": stream}, WrongMode, "is a stream.*give it to spark_bridge.stream")
+    refused(flow, {"s": stream}, WrongMode, "is a stream.*pass it to spark_bridge.stream")
 
 
 @mid_on_spark
@@ -537,8 +537,11 @@ def test_values_are_cast_where_they_fit_and_one_input_needs_no_name(spark: Spark
         ("id, city as town", r"a column 'town' that was not declared"),
         ("id, id as ID", r"a column 'ID' that was not declared; did you mean 'id'"),
         ("id, city, city", r"the column 'city' occurs more than once"),
-        ("id, city as amount", r"column 'amount' .* it is string, declared is double"),
-        ("cast(id as string)", r"column 'id' .* it is string, declared is int64 .in Spark string, declared bigint.;"),
+        ("id, city as amount", r"column 'amount' .* it is string, but double is declared"),
+        (
+            "cast(id as string)",
+            r"column 'id' .* it is string, but int64 is declared .in Spark string, declared bigint.;",
+        ),
         ("id, parse_json('1') as city", r"column 'city' of a DataFrame: it is variant"),
         ("id, array(interval '1' month) as at", r"column 'at' of a DataFrame: it is array<interval month>"),
     ],
@@ -567,7 +570,7 @@ def test_without_pandas_the_error_says_what_to_install(
 
 @pytest.mark.parametrize("partitions", [0, -1, True, 2.0, "8"])
 def test_a_number_of_partitions_is_a_whole_number_above_zero(no_jobs: None, orders: DataFrame, partitions: Any) -> None:
-    refused(city_flow(), {"orders": orders}, SpecError, "is no number of partitions", partitions)
+    refused(city_flow(), {"orders": orders}, SpecError, "is not a number of partitions", partitions)
 
 
 @pytest.mark.parametrize(

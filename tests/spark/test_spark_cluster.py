@@ -1,6 +1,7 @@
 """Test separate executors: failing tasks, killed workers and executors, and a state that executors cannot see.
 
-One session has two executors. Every epoch of one state meets another fault, beside the local engine.
+One session has two executors. Each epoch of one state has a different fault, and the results are compared with the
+local engine.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Test Spark Connect: runs and streams through a server, in a separate process.
 
-A session of the other kind cannot exist beside it. The tests compare the output. They also check that a stream's
-batches are committed by the process of ``foreachBatch``, not by this one.
+A process cannot have a session of Spark Connect and a classic session at once. The tests compare the output. They also
+check that a stream's batches are committed by the process of ``foreachBatch``, not by this one.
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ def of_table(table: str, *ids: int, lsn: int = 0) -> pa.Table:
 def test_messages_of_two_tables_are_refused_whichever_task_reads_them(
     spark: SparkSession, tmp_path: Path, on_bad: str
 ) -> None:
-    flow, state, says = flow_of(on_bad=on_bad), str(tmp_path / "state"), "some are of the table 'a', others of 'b'"
+    flow, state, says = flow_of(on_bad=on_bad), str(tmp_path / "state"), "some are of the table 'a', some of 'b'"
     for name, messages in (("a", of_table("a", *range(40))), ("b", of_table("b", 3, lsn=9))):
         pq.write_table(messages, tmp_path / f"{name}.parquet")
     mine, other = (spark.read.parquet(str(tmp_path / f"{name}.parquet")) for name in "ab")
@@ -130,7 +130,7 @@ def test_messages_of_two_tables_are_refused_whichever_task_reads_them(
     else:  # the state knows the table, and so do tasks, also those that read no message of it
         for _ in range(2):
             second = spark_bridge.run(flow, {"t": other.union(mine)}, state=state, epoch=2)
-            assert "its table is 'b', that of others 'a'" in second["t.bad"].toArrow()["reason"][0].as_py()
+            assert "its table is 'b', but other messages are of 'a'" in second["t.bad"].toArrow()["reason"][0].as_py()
             assert str(second.verdicts) == "noop 40, bad 1"
         third = spark_bridge.run(flow, {"t": other}, state=state, epoch=3)
         assert str(third.verdicts) == "bad 1"
@@ -158,7 +158,7 @@ def test_a_column_that_no_message_has_is_told_by_the_driver_once(spark: SparkSes
     flow, state = dd.Flow(), str(tmp_path / "state")
     rows = flow.upserts("t", {"id": int, "v": str, "w": str}, dd.Upsert(key="id"), format=dd.formats.debezium())
     flow.output("t", rows)
-    with flow.open(state) as engine, pytest.warns(UserWarning, match="column 'w', which is null"):
+    with flow.open(state) as engine, pytest.warns(UserWarning, match="column 'w', so it is null"):
         engine.step({"t": of_table("a", 0)})
     lacks, has = of_table("a", 1), json.dumps({"op": "c", "after": {"id": 2, "w": None}, "source": {"table": "a"}})
     with raises(dd.errors.BadMessage):
@@ -171,8 +171,8 @@ def test_a_column_that_no_message_has_is_told_by_the_driver_once(spark: SparkSes
         frame = frame_of(spark, lacks, of_table("a", 3))
         spark_bridge.run(flow, {"t": frame}, state=str(tmp_path / "other"), partitions=2)
     assert len(told) == 2 and told[1].startswith(more)
-    assert told[0] == "messages for 't': none so far has the declared column 'w', which is null: " + (
-        "there are ['id', 'v', 'd']"
+    assert told[0] == "messages for 't': no message so far has the declared column 'w', so it is null: " + (
+        "the columns are ['id', 'v', 'd']"
     )
 
 
@@ -185,8 +185,8 @@ def test_a_table_that_no_message_is_of_is_told_by_the_driver_once(spark: SparkSe
     for number, tables in enumerate(([other, other], [other, bad], [mine, other], [other]), 1):
         with said() as told:
             spark_bridge.run(flow, {"t": frame_of(spark, *tables)}, state=state, partitions=2, epoch=number)
-        says = "messages for 't': none so far is of the table 'orders', so no row came: did you mean 'order'? "
-        assert told == [f"{says}4 are of ['order']"][: number == 1]
+        says = "messages for 't': no message so far is of the table 'orders', so no row came: did you mean 'order'? "
+        assert told == [f"{says}4 changes are of ['order']"][: number == 1]
 
 
 def test_decoded_rows_are_those_that_an_input_is_given(spark: SparkSession, tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ def test_decoded_rows_are_those_that_an_input_is_given(spark: SparkSession, tmp_
     expected = decode_messages(format, came, bound.message_target, 0)
     assert counted(found.select(bound.schema.names[:6])) == counted(expected.rows.select(bound.schema.names[:6]))
     assert sorted(found["offset"].to_pylist()) == sorted(came["offset"].take(pa.array(expected.at)).to_pylist())
-    assert {row["_bad"]["reason"] for row in found.to_pylist() if row["_bad"]} == {"it is no JSON"}
+    assert {row["_bad"]["reason"] for row in found.to_pylist() if row["_bad"]} == {"it is not valid JSON"}
     # A stream of the same messages, into a flow of rows.
     pq.write_table(came, (tmp_path / "in.parquet"))
     reader = spark.readStream.schema("value binary, key string, topic string, partition int, offset long")
@@ -257,7 +257,7 @@ def test_what_cannot_be_decoded_is_said_before_a_job_or_by_it(spark: SparkSessio
     cut = frame_of(spark, pa.table({"value": ['{"op": "t", "source": {"lsn": 1}}']}))
     with pytest.raises(PySparkException, match="it is a truncate"):
         spark_bridge.decode(cut, format, COLUMNS, spec).collect()
-    with pytest.raises(PySparkException, match=r"offset \d+ of shop/\d: it is no JSON"):
+    with pytest.raises(PySparkException, match=r"offset \d+ of shop/\d: it is not valid JSON"):
         spark_bridge.decode(frame_of(spark, messages(0, 20)), format, COLUMNS, spec).collect()
 
 
@@ -273,7 +273,7 @@ def test_a_feed_that_lacks_a_column_has_it_absent(spark: SparkSession, tmp_path:
             with said() as told:
                 ran = spark_bridge.run(flow, frames, state=str(tmp_path / "state"), partitions=2, epoch=number)
                 assert counted(ran["t"].toArrow()) == counted(engine.step({"t": came})["t"])
-            lacks = f"messages for 't': none so far has the declared column {'vd'[number % 2]!r}, "
+            lacks = f"messages for 't': no message so far has the declared column {'vd'[number % 2]!r}, "
             # The engine had 'v' before; a run of its own did not.
             assert [each[: len(lacks)] for each in told] == [lacks] * (3 - number)
         assert sorted(engine.read("t")["v"].to_pylist()) == ["a", "b"]

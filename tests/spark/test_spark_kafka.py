@@ -106,16 +106,16 @@ def test_a_topic_is_a_batch_and_a_stream_into_a_topic(spark: SparkSession, serve
 @long_on_spark
 def test_what_cannot_be_read_is_said(spark: SparkSession, servers: str) -> None:
     for options, says in (
-        ({"startingOffsets": "soon"}, "that is no place in a topic"),
+        ({"startingOffsets": "soon"}, "that is not a position in a topic"),
         ({"failOnDataLoss": "false"}, "there is no such option"),
-        ({"maxOffsetsPerTrigger": "5"}, "it is of the other kind of query"),
+        ({"maxOffsetsPerTrigger": "5"}, "this kind of query does not have the option"),
         ({"kafka.sasl.password": "hush", "startingOffsets": '{"none": {"0": 99}}'}, "there is no such topic"),
     ):
         with pytest.raises(PySparkException) as failed:
             reader(spark, servers, "none", stream=False, **options).load().collect()
         assert says in str(failed.value) and "hush" not in str(failed.value), options
     produced(servers, "short", *people(4))
-    with pytest.raises(PySparkException, match="partition 0 was read up to 99, and has 0 to 1"):
+    with pytest.raises(PySparkException, match="partition 0 was read up to 99, but has 0 to 1"):
         reader(spark, servers, "short", stream=False, startingOffsets='{"short": {"0": 99}}').load().collect()
 
 

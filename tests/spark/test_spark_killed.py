@@ -1,7 +1,7 @@
-"""Test a driver killed at each of its points and restarted: every diff is delivered, every epoch made once.
+"""Test a driver killed at each of its points and restarted: every diff is delivered, and every epoch is committed once.
 
 One test uses SIGKILL, in consecutive processes on one state. Another ends the query with an exception, which leaves the
-same files as a kill, and tries more ways to take outputs.
+same files as a kill, and tests more ways to receive outputs.
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ def test_an_epoch_that_is_given_again_goes_nowhere_twice(spark: SparkSession, tm
     for _ in range(2):
         ran = spark_bridge.run(flow(), frame, 2, state=state, epoch=1, sinks=sinks)
     assert ran.replayed and deltalake.DeltaTable(tmp_path / "orders").version() == 1
-    with pytest.warns(UserWarning, match=r"the sinks of \['orders'\] of .* are attached and not given"):
+    with pytest.warns(UserWarning, match=r"the sinks of \['orders'\] of .* are attached but were not passed"):
         spark_bridge.run(flow(), frame, 2, state=state, epoch=1)
     with raises(SpecError):
         spark_bridge.run(flow(), frame, sinks=sinks)

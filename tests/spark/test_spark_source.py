@@ -179,11 +179,11 @@ def test_times_that_are_days_are_given_and_shown_as_days(state: str) -> None:
     assert sorted(came.column("count").to_pylist()) == [2, 3]
     for wanted, error, message in (
         ({"asOf": "2024-01-01"}, NotReadable, "at 2024-01-01: since is 2024-01-02: .*not including, 2024-01-04"),
-        ({"asOf": "soon"}, SchemaMismatch, "asOf='soon'.*no time of type date32.*like 1970-01-01"),
+        ({"asOf": "soon"}, SchemaMismatch, "asOf='soon'.*not a time of type date32.*like 1970-01-01"),
         (
             {"changesFrom": "2024-01-03", "changesTo": "2024-01-02"},
             TimeWentBack,
-            "from 2024-01-03: they end at 2024-01-02",
+            "from 2024-01-03: the changes end at 2024-01-02",
         ),
     ):
         with pytest.raises(error, match=message):
@@ -208,14 +208,14 @@ def test_columns_are_chosen_by_a_schema(state: str) -> None:
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({}, SpecError, "it has the outputs .*'paid'.*name one"),
+        ({}, SpecError, "it has the outputs .*'paid'.*choose one"),
         ({"output": "payed"}, NotReadable, "did you mean 'paid'"),
         ({"output": "orders.marked"}, NotReadable, "."),
         ({"output": "paid", "asof": 0}, NotReadable, "since is 2"),
         ({"output": "paid", "asof": 3}, NotReadable, "the frontier is 3.*mode 'changelog'"),
-        ({"output": "paid", "asof": "soon"}, SchemaMismatch, "asOf='soon'.*no int64 time"),
-        ({"output": "paid", "asof": 2, "changesfrom": 2}, SpecError, "give one of them"),
-        ({"output": "paid", "changesto": 2}, SpecError, "there is no changesFrom"),
+        ({"output": "paid", "asof": "soon"}, SchemaMismatch, "asOf='soon'.*not an int64 time"),
+        ({"output": "paid", "asof": 2, "changesfrom": 2}, SpecError, "use one kind of option"),
+        ({"output": "paid", "changesto": 2}, SpecError, "changesFrom is missing"),
         ({"output": "paid", "changesfrom": 0}, NotReadable, "since is 2"),
         ({"output": "paid", "epoch": 7}, SnapshotExpired, "epoch 7"),
         ({"output": "paid", "asoff": 2}, SpecError, "did you mean 'asOf'"),
@@ -246,8 +246,8 @@ def test_a_state_that_is_none_and_options_of_streams(state: str) -> None:
         ({"output": "orders"}, NotReadable, "it is an input"),
         ({"output": "paid", "maxEpochsPerTrigger": 0}, SpecError, "1 or more"),
         ({"output": "paid", "startingEpoch": "soon"}, SpecError, "'earliest' or 'latest'"),
-        ({"output": "paid", "asOf": 1}, SpecError, "leave it out, or use read"),
-        ({"output": "paid", "startingEpoch": 7}, SnapshotExpired, "it keeps the updates of epochs"),
+        ({"output": "paid", "asOf": 1}, SpecError, "omit it, or use read"),
+        ({"output": "paid", "startingEpoch": 7}, SnapshotExpired, "the state keeps only the updates of the epochs"),
     ):
         with pytest.raises(error, match=message):
             Query(path=state, **wanted)

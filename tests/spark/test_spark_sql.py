@@ -275,12 +275,12 @@ def test_what_is_refused_before_a_job_runs(spark: SparkSession) -> None:
         (ExpressionError, "there is no table 'o'", "select count(*) n from o", {}),
         (ExpressionError, "there is no column 'town'", "select town from o", {"o": keyed}),
         (ExpressionError, "ORDER BY without LIMIT", "select id from o order by id", {"o": keyed}),
-        (SpecError, "it asks nothing of ", "select id from o", {"o": keyed, "p": keyed}),
+        (SpecError, "it does not use ", "select id from o", {"o": keyed, "p": keyed}),
         (SpecError, "ident", "select id from o", {"o": dd.keyed(frame, dd.Upsert(key="ident"))}),
         (SpecError, "'out'", "select id from out", {"out": keyed}),
         (SpecError, "the frames are a DataFrame", "select id from o", frame),
-        (NotArrow, "give spark.table", "select id from o", {"o": "orders"}),
-        (NotArrow, "give a DataFrame", "select id from o", {"o": dd.keyed(7, dd.Upsert(key="id"))}),
+        (NotArrow, "pass spark.table", "select id from o", {"o": "orders"}),
+        (NotArrow, "pass a DataFrame", "select id from o", {"o": dd.keyed(7, dd.Upsert(key="id"))}),
         (SchemaMismatch, "year", "select v from o", {"o": spark.sql("select interval 1 year as v")}),
     ]
     for kind, message, query, frames in refused:

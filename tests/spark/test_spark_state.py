@@ -451,9 +451,9 @@ def test_a_cache_that_is_too_small_keeps_what_fits_and_says_so_once(
     said = [each.getMessage() for each in caplog.records]
     assert len(said) == 1, said
     assert re.search(
-        r"^rows: \d+ of 20 parts of the state were opened anew in each of the last 3 epochs, \d+ % of the time of "
+        r"^rows: \d+ of 20 parts of the state were opened again in each of the last 3 epochs, \d+ % of the time of "
         r"tasks; "
-        rf"they take .*, and a worker keeps .* open \(part_cache={size // 5}\); give part_cache='\d+MB' if ",
+        rf"they take .*, but a worker keeps only .* open \(part_cache={size // 5}\); pass part_cache='\d+MB' if ",
         said[0],
     )
 

@@ -1,4 +1,4 @@
-"""Test a query's displays: figures that add up, one line per batch, progress with our figures, Spark's pages."""
+"""Test what a query displays: consistent figures, a line for each batch, progress with ddflow's figures, pages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Test streams on real Spark: a batch is one epoch, once; batches killed, repeated, lost or mixed up; the end."""
+"""Test streams on Spark: a batch is committed once as an epoch, also if killed, repeated, lost or mixed up."""
 
 from __future__ import annotations
 
@@ -288,13 +288,13 @@ def test_what_cannot_be_streamed_is_said_before_it_starts(fed: WatchedStream) ->
     with raises(WrongMode):
         stream(fed.flow, frames, state=fed.state, close=True, trigger=NOW)
     triggers: list[tuple[Any, str]] = [
-        ("10 seconds", "it is a str; give one: {'availableNow': True}, or"),
+        ("10 seconds", "it is a str; pass one: {'availableNow': True}, or"),
         ({"availablenow": True}, "did you mean 'availableNow'"),
-        ({"availableNow": "true"}, "availableNow is 'true'; give True"),
-        ({"processingTime": 10}, "processingTime is 10; give a span of time as text"),
-        ({"processingTime": "ten seconds"}, "processingTime is 'ten seconds'; give a span of time as text"),
-        ({"continuous": "1 second"}, "it names 'continuous'; there are"),
-        ({"availableNow": True, "once": True}, "it has 2 names; give one"),
+        ({"availableNow": "true"}, "availableNow is 'true'; pass True"),
+        ({"processingTime": 10}, "processingTime is 10; pass a duration as text"),
+        ({"processingTime": "ten seconds"}, "processingTime is 'ten seconds'; pass a duration as text"),
+        ({"continuous": "1 second"}, "it names 'continuous'; the names are"),
+        ({"availableNow": True, "once": True}, "it has 2 names; pass one"),
     ]
     for given, says in triggers:
         with pytest.raises(SpecError, match=re.escape(says)):

@@ -177,7 +177,7 @@ def test_an_endpoint_s_password_is_no_part_of_an_error() -> None:
 
 @pytest.mark.parametrize("given", [7, None, {"password": SECRET}, ("s3://", SECRET), object()])
 def test_what_is_no_address_is_not_shown(given: Any) -> None:
-    with pytest.raises(StateRefused, match="is no address; give a folder") as caught:
+    with pytest.raises(StateRefused, match="is not an address; use a folder") as caught:
         open_store(given)
     assert SECRET not in str(caught.value)
 

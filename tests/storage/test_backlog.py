@@ -1,4 +1,4 @@
-"""Test the backlog as a tree of files: kept files, names in the manifest, reported garbage, and refusals."""
+"""Test the receipt backlog as a tree of files: kept files, names in the manifest, reported garbage, and refusals."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def damaged(what: str, receipts: tuple[Epoch, ...]) -> tuple[MemoryStore, Backlo
 
     leaf = BacklogFile(put(receipts), 1, 4, 1)
     if what == "no records":
-        return store, BacklogFile(put(b'[{"epoch":1}]'), 1, 1, 1), "no record of this format"
+        return store, BacklogFile(put(b'[{"epoch":1}]'), 1, 1, 1), "not a record of this format"
     if what == "another range":
         return store, BacklogFile(leaf.file, 1, 3, 1), "does not hold the epochs 1 to 3"
     if what == "a gap":
@@ -102,7 +102,7 @@ def damaged(what: str, receipts: tuple[Epoch, ...]) -> tuple[MemoryStore, Backlo
     if what == "nothing":
         return store, BacklogFile(put(()), 1, 4, 1), "does not hold the epochs 1 to 4"
     if what == "a level":
-        return store, BacklogFile(put((leaf,)), 1, 4, 3), "names others than below it"
+        return store, BacklogFile(put((leaf,)), 1, 4, 3), "files that are not one level below"
     if what == "children with a gap":
         return store, BacklogFile(put((leaf, BacklogFile(leaf.file, 6, 9, 1))), 1, 9, 2), "do not follow"
     return store, BacklogFile(put((leaf,)), 1, 5, 2), "does not hold the epochs 1 to 5"

@@ -1,4 +1,4 @@
-"""Test sections of an inventory: any text comes back from any cut, only changes are written, false ones are refused."""
+"""Test sections of an inventory: any cut restores the text, only changes are written, false sections are refused."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def test_what_is_no_text_in_sections_is_refused_by_name() -> None:
     assert read_inventory_text(store, put(store, line(section))).data == b"[1]"
     bad = {
         "twice": line(section) * 2,
-        "a line of it names no section": b"a\nb",
+        "one of its lines does not name a section": b"a\nb",
         "which": b"\n[1]\n",
         "Expected": b"\n" + encode_record([section.name, -1, section.digest]) + b"\n",
         "as a section": line(put(store, b"[1]", "arrow")),

@@ -1,4 +1,4 @@
-"""Test manifests: written ones read back, any deviation is a named error, and nothing is lost silently."""
+"""Test manifests: written manifests read back, any deviation raises a named error, and nothing is lost silently."""
 
 from __future__ import annotations
 
@@ -314,14 +314,14 @@ def test_every_cut_is_an_error_and_so_is_every_addition() -> None:
 
 
 def test_a_manifest_is_read_by_its_own_number_only() -> None:
-    assert refusal(typical(8).encode(), 7).found == "it says it is manifest 8"
+    assert refusal(typical(8).encode(), 7).found == "it says that it is manifest 8"
 
 
 def test_another_format_is_told_from_damage() -> None:
     for other in (FORMAT - 1, FORMAT + 1):
         found = refusal(encoded({"format": other, "whatever": [1]}, other))
-        assert f"it has format {other}, and this ddflow reads format {FORMAT}" in str(found)
-        assert "another ddflow: open it with that one" in found.fix
+        assert f"it has format {other}, but this ddflow reads format {FORMAT}" in str(found)
+        assert "another ddflow version wrote it: open it with that version" in found.fix
     data = typical().encode()
     damaged = refusal(data.replace(b"manifest 11", b"manifest 12", 1))
     assert FORMAT == 11 and "its header says" in damaged.found and "checksum" in damaged.found
@@ -620,7 +620,7 @@ def test_inventories_are_whole_stages_of_partitions() -> None:
     for partitions, count in [(2, 1), (4, 6), (5, 6)]:
         written = body_of(typical()) | {"inventories": list(six[:count]), "partitions": partitions}
         text = str(refusal(encoded(written)))
-        assert f"it has {count} inventories, which are no stages of {partitions} partitions" in text
+        assert f"it has {count} inventories, which is not a multiple of {partitions} partitions" in text
 
 
 @pytest.mark.parametrize(
@@ -635,7 +635,7 @@ def test_inventories_are_whole_stages_of_partitions() -> None:
         ("epoch", 4, "receipts do not ascend to 4"),
         ("backlog", (part(1, 3), part(1, 3)), "epochs 1 to 3 of its backlog do not follow"),
         ("backlog", (part(4, 3),), "epochs 4 to 3 of its backlog do not follow"),
-        ("backlog", (part(1, 2),), "backlog ends with epoch 2, and its first receipt is of 4"),
+        ("backlog", (part(1, 2),), "backlog ends with epoch 2, but its first receipt is of 4"),
         ("backlog", (part(1, 3, 17),), "<= 16 - at `$.backlog[0].level`"),
         ("frontier", CLOSED + 1, "<= 9223372036854775807 - at `$.frontier`"),
         ("inventories", (blob(1), blob(1)), "are the same"),
@@ -643,7 +643,7 @@ def test_inventories_are_whole_stages_of_partitions() -> None:
         ("note", "x" * (MANIFEST + 1), "length <= 16777216 - at `$.note`"),
         ("secret", (2**64, 0), "its secret is not two words of 64 bits"),
         ("fed", {"a": FeedHistory(until=1)}, "it has forgotten 0 calls up to epoch 1"),
-        ("plan", {"a": ["x" * (1 << 24)] * 17}, "bytes, of 268,435,456 at most"),
+        ("plan", {"a": ["x" * (1 << 24)] * 17}, "bytes, but the limit is 268,435,456"),
     ],
 )
 def test_what_could_not_be_read_back_is_not_written(field: str, value: Any, found: str) -> None:

@@ -167,7 +167,7 @@ def test_a_flipped_bit_anywhere_is_found_and_the_file_named(
         mapped.verify()
         at, bit = data.draw(st.integers(0, mapped.nbytes - 1)), data.draw(st.integers(0, 7))
         flip(path_of(mapped, place), at, bit)
-        with pytest.raises(CorruptState, match=f"the file {mapped.blob.name} of {place}.*mend the disk"):
+        with pytest.raises(CorruptState, match=f"the file {mapped.blob.name} of {place}.*fix the disk"):
             mapped.verify()
         flip(path_of(mapped, place), at, bit)
         mapped.verify()
@@ -485,7 +485,7 @@ def _someone_elses(place: Path) -> Any:
 
 REFUSED = {
     _missing: "no such folder.*create it first",
-    _file: "it is no folder",
+    _file: "it is not a folder",
     _open_to_all: "mode is 777",
     _read_only: r"read-only \(mode 555\)",
     _someone_elses: "belongs to user",
@@ -553,7 +553,7 @@ def test_a_full_disk_is_an_error_with_sizes_after_which_going_on_works(tmp_path:
     assert len(lines) == 3 and os.listdir(tmp_path) == []
     for line in lines:
         assert str(tmp_path) in line and re.search(r"files of (300,001|0) bytes at most; raise the limit", line)
-    assert all(re.search(r"800,\d{3} bytes were wanted", line) for line in lines[:2])
+    assert all(re.search(r"800,\d{3} bytes were needed", line) for line in lines[:2])
 
 
 def test_a_folder_that_was_taken_away_is_an_error_and_put_back_it_works_again(

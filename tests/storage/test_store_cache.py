@@ -1,4 +1,4 @@
-"""Test the cache of blobs: capped, private, shared by processes, and never wrong."""
+"""Test the cache of blobs: it has a maximum size, is private and shared by processes, and is never wrong."""
 
 from __future__ import annotations
 

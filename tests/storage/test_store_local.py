@@ -1,4 +1,4 @@
-"""Test a state in a folder: private, clean, verified; one writer wins a number; foreign files are left alone."""
+"""Test a state in a folder: private, clean, verified; one writer wins a number; foreign files stay untouched."""
 
 from __future__ import annotations
 
@@ -277,7 +277,7 @@ def test_a_manifest_that_is_too_large_is_not_read(place: Path) -> None:
         store.read_manifest(0)
     assert not store.publish(0, b"mine")
     for number in (-1, 10**16):
-        with pytest.raises(ValueError, match="no number of a manifest"):
+        with pytest.raises(ValueError, match="not the number of a manifest"):
             store.publish(number, b"x")
 
 

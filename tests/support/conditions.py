@@ -1,8 +1,8 @@
 """Pair the tests' SQL conditions and computed columns with equivalent Python functions.
 
 The functions follow SQL's three-valued logic (None is unknown) and Spark's order of doubles: NaN equals NaN and is the
-greatest. ``not (n > 1)`` of a null is null, and ``f > 0.5`` of a NaN is true. The twin uses the functions, the engine
-the SQL. Expressions themselves are tested in ``test_expressions``.
+greatest. ``not (n > 1)`` of a null is null, and ``f > 0.5`` of a NaN is true. The twin uses the functions, and the
+engine uses the SQL. Expressions themselves are tested in ``test_expressions``.
 
 >>> CONDITIONS["n > 1"]({"n": None}) is None
 True
@@ -19,7 +19,7 @@ Event = Mapping[str, Any]
 
 
 def known(column: str, holds: Callable[[Any], Any]) -> Callable[[Event], Any]:
-    """Return a function of one column that is null if the column is null."""
+    """Return a function of one column. The result of the function is null if the column is null."""
     return lambda event: None if event[column] is None else holds(event[column])
 
 
@@ -53,7 +53,7 @@ CONDITIONS: dict[str, Callable[[Event], bool | None]] = {
     "v is null": lambda event: event["v"] is None,
     "a <> 'three'": known("a", lambda a: a != "three"),
 }
-"""SQL text -> its meaning."""
+"""SQL text of a condition -> the equivalent Python function of a row."""
 
 COMPUTED: dict[str, Callable[[Event], Any]] = {
     "n + 1": known("n", lambda n: n + 1),
@@ -67,10 +67,10 @@ COMPUTED: dict[str, Callable[[Event], Any]] = {
     "k": lambda event: event["k"],
     "v": lambda event: event["v"],
 }
-"""SQL text of a projected column -> its computation."""
+"""SQL text of a computed column -> the equivalent Python function of a row."""
 
 
 def columns_in(sql: str) -> set[str]:
-    """Return the columns in one of these SQL texts; all names have one letter."""
+    """Return the columns that occur in one of these SQL texts. All names of columns have one letter."""
     words = "".join(c if c.isalnum() or c == "'" else " " for c in sql).split()
     return {word for word in words if len(word) == 1 and word.isalpha()}

@@ -1,7 +1,7 @@
-"""Make git repositories for the tests of the demo, with git itself and a fixed configuration.
+"""Make git repositories for the tests of the demo. Git itself makes them, with a fixed configuration.
 
-Two repositories from the same calls have the same commits, because author, dates and branch are fixed. A commit hash
-covers its date and author, which git otherwise takes from the environment.
+The same calls always give the same commits, because author, dates and branch are fixed. The hash of a commit depends on
+its date and author, which git otherwise takes from the environment.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ WHO = {
 
 @dataclass
 class Repo:
-    """A git repository in a folder; ``made`` counts its commits along the first parents."""
+    """A git repository in a folder. ``made`` is the number of commits along the first parents."""
 
     path: Path
     made: int = field(default=0)
@@ -42,7 +42,7 @@ class Repo:
         return done.stdout
 
     def write(self, path: str | bytes, text: str, mode: int = 0o644) -> None:
-        """Write a file in the work tree and make its folders."""
+        """Write a file in the work tree, and make the folders that it needs."""
         whole = os.path.join(os.fsencode(self.path), os.fsencode(path))
         os.makedirs(os.path.dirname(whole), exist_ok=True)
         with open(whole, "w") as out:
@@ -50,7 +50,7 @@ class Repo:
         os.chmod(whole, mode)
 
     def commit(self, what: str = "work") -> str:
-        """Commit everything in the work tree, even without changes; return the commit's hash."""
+        """Commit everything in the work tree, even if nothing has changed. Return the hash of the commit."""
         self.git("add", "--all")
         return self.commit_index(what)
 
@@ -62,16 +62,16 @@ class Repo:
 
     @property
     def head(self) -> str:
-        """Hash of the head commit."""
+        """The hash of the head commit."""
         return self.git("rev-parse", "HEAD").decode().strip()
 
     def hash(self, text: str) -> str:
-        """Return the blob name of a text."""
+        """Return the name that git gives to a blob with this text."""
         return self.git("hash-object", "--stdin", stdin=text.encode()).decode().strip()
 
 
 def lively(path: Path) -> Repo:
-    """Make a history with every kind of change in git's log: one of each, in a known order."""
+    """Make a history that has each kind of change in git's log once, in a known order."""
     repo = Repo.new(path)
     repo.write("a.txt", "one\n")
     repo.write("src/main.py", "print()\n")

@@ -1,9 +1,9 @@
-"""Open the same plan with the twin or the engine, through one interface of plain Python values.
+"""Give the twin and the engine the same interface, with plain Python values, to open the same plan.
 
-A scenario is JSON: inputs with columns and spec, outputs as nested lists, rows as lists. So any failure can be stored
-under `tests/found` and replayed. Rows reach both sides through the same Arrow table. Results are plain and canonical
-before any comparison, because Arrow's NaN, -0.0, decimals and timestamps can look different although they are equal.
-`model` decides which result is right.
+A scenario is JSON. The scenario has inputs with their columns and spec, outputs as nested lists, and rows as lists. So
+any failing scenario can be stored under `tests/found` and replayed. The twin and the engine get their rows as the same
+Arrow table. Results are converted to canonical Python values before any comparison. In Arrow, equal values can look
+different: NaN, -0.0, decimals and timestamps. `model` decides which result is right.
 
 >>> scenario = {"inputs": {"a": {"columns": {"k": "int64", "v": "string"}, "spec": {"key": ["k"]}}},
 ...             "outputs": {"vs": ["count", ["project", ["input", "a"], ["v"]], None, "count"]}}
@@ -43,13 +43,13 @@ from ddflow.plan.inputs.spec import Upsert
 Rows = Sequence[Sequence[Any]] | Mapping[str, Any]
 Shape = Callable[[pa.Table], Any]
 FOREVER = 2**62
-"""A ``retain=`` that keeps all history of a test."""
+"""A value of ``retain=`` that keeps the complete history of a test."""
 SECRET = Secret(0x0123456789ABCDEF, 0xFEDCBA9876543210)
-"""A fixed secret, so that a failure is reproducible; another law shows that results do not depend on it."""
+"""A fixed secret, which makes failures reproducible. A separate test shows that results do not depend on the secret."""
 
 
 def as_table(table: pa.Table) -> pa.Table:
-    """Return the table itself as the shape of an input."""
+    """Return the table unchanged, as the default form in which rows reach an input."""
     return table
 
 
@@ -86,7 +86,7 @@ TYPES: dict[str, pa.DataType] = {
     "struct<x,s>": pa.struct({"x": pa.int64(), "s": pa.string()}),
 }
 FIELDS: dict[str, Any] = {"struct<x>": {"x": "int64"}, "struct<x,s>": {"x": "int64", "s": "string"}}
-"""Field types of each struct type."""
+"""The field types of each struct type that scenarios use."""
 
 
 def schema_of(columns: Mapping[str, str]) -> pa.Schema:
@@ -95,16 +95,18 @@ def schema_of(columns: Mapping[str, str]) -> pa.Schema:
 
 
 def spec_of(given: Mapping[str, Any]) -> Upsert:
-    """Return the spec of a scenario's JSON form; a custom merger is a name among ``MERGERS``."""
+    """Return the spec that a scenario has as JSON. A custom merger is given by its name in ``MERGERS``."""
     rest, merge = with_function(given)
-    # The spec may be invalid without its merger, so derived columns and merger are put back together.
+    # The spec may be invalid without its merger. So the derived columns and the merger are restored in a single call.
     derive = rest.pop("derive", ()) if merge else rest.get("derive", ())
     spec = Upsert.from_json(json.dumps(rest))
     return spec if merge is None else replace(spec, merge=merge, derive=derive)
 
 
 def to_arrow(columns: Mapping[str, str], rows: Rows) -> pa.Table:
-    """Convert rows to a table: times are integers of their unit, decimals text, bytes latin-1 text.
+    """Convert rows to a table.
+
+    In rows, a time is an integer in its unit, a decimal is text, and bytes are latin-1 text.
 
     ``{"without": columns, "rows": rows}`` are rows of a batch without some columns.
     """
@@ -116,7 +118,7 @@ def to_arrow(columns: Mapping[str, str], rows: Rows) -> pa.Table:
 
 
 def row_table(columns: Mapping[str, str], row: Mapping[str, Any]) -> pa.Table:
-    """Convert one row of some columns to a table."""
+    """Convert a single row, which has some of the columns, to a table."""
     return to_arrow({name: columns[name] for name in row}, [list(row.values())])
 
 
@@ -132,7 +134,7 @@ def _array(values: list[Any], kind: pa.DataType) -> pa.Array:
 
 
 def is_temporal(kind: pa.DataType) -> bool:
-    """Return whether values are stored as integers of a time unit."""
+    """Return True if values of this type are stored as integers in a unit of time."""
     return bool(pat.is_timestamp(kind) or pat.is_date(kind) or pat.is_time(kind) or pat.is_duration(kind))
 
 
@@ -147,7 +149,7 @@ def plain(table: pa.Table) -> list[Row]:
 
 
 def counted(kind: pa.DataType) -> pa.DataType:
-    """Replace time types by integers, also in lists and structs, because Python has no dates outside its calendar."""
+    """Replace time types by integers, also in lists and structs, because Arrow has dates that Python lacks."""
     if pat.is_list(kind):
         return pa.list_(kind.value_field.with_type(counted(kind.value_type)))
     if pat.is_struct(kind):
@@ -208,9 +210,9 @@ AGGREGATES: dict[str, tuple[str, str, Callable[[list[tuple[dict[str, Any], int]]
     ),
     "count(distinct n)": ("n", "int64", lambda rows: rules.distinct(_of("n", rows))),
 }
-"""By SQL: the columns an aggregate needs, the type of its result, and its value for a group's rows."""
+"""Maps the SQL of an aggregate to the columns that it needs, its result type, and a function of the rows of a group."""
 ORDERED = ("min", "max", "count(distinct")
-"""Prefixes of aggregates that reject negative multiplicities."""
+"""The first characters of the SQL of each aggregate that rejects negative multiplicities."""
 
 
 def _of(
@@ -220,7 +222,7 @@ def _of(
 
 
 def plan(expression: Sequence[Any], inputs: Mapping[str, Any], python: bool) -> Any:
-    """Apply an output's nested list to twin nodes (``python``) or to ddflow collections."""
+    """Apply the nested list of an output to nodes of the twin (if ``python``) or to collections of ddflow."""
     verb, *rest = expression
     if verb == "input":
         return inputs[rest[0]]
@@ -249,7 +251,7 @@ def plan(expression: Sequence[Any], inputs: Mapping[str, Any], python: bool) -> 
 
 
 def grouped(expression: Sequence[Any], inputs: Mapping[str, Node]) -> list[Any]:
-    """Return an output's nested list with explicit columns in each count by all columns."""
+    """Return the nested list of an output. In the result, a count by all columns has the names of the columns."""
     verb, *rest = expression
     if verb == "input":
         return [verb, *rest]
@@ -261,14 +263,17 @@ def grouped(expression: Sequence[Any], inputs: Mapping[str, Node]) -> list[Any]:
 
 
 def projected(columns: Mapping[str, str], python: bool) -> dict[str, Any]:
-    """Return computed columns for the twin (``python``) or ddflow: a column, SQL, or a named custom function."""
+    """Return computed columns for the twin (if ``python``) or for ddflow.
+
+    Each computed column is a column, SQL, or a custom function by name.
+    """
     own = {name: pair[not python] for name, pair in PROJECTIONS.items()}
     known = own | COMPUTED if python else own
     return {name: known.get(said, itemgetter(said) if python else said) for name, said in columns.items()}
 
 
 def key_of(expression: Sequence[Any], keys: Mapping[str, list[str]]) -> list[str] | None:
-    """Return the columns of an output that determine its row, or None."""
+    """Return the columns that determine a row of an output, or None."""
     verb, *rest = expression
     if verb == "input":
         return keys[rest[0]]
@@ -288,7 +293,7 @@ def key_of(expression: Sequence[Any], keys: Mapping[str, list[str]]) -> list[str
 
 
 class TwinDoor:
-    """A scenario opened by the twin."""
+    """A scenario that the twin has opened."""
 
     def __init__(self, scenario: Mapping[str, Any]) -> None:
         self.scenario = scenario
@@ -299,13 +304,16 @@ class TwinDoor:
         self.twin = Twin(inputs, self.outputs)
 
     def restart(self, scenario: Mapping[str, Any] | None = None) -> TwinDoor:
-        """Return the twin itself; refuse another spec for the state."""
+        """Return the twin itself, because it has no state to reopen.  Refuse a plan with another spec."""
         if scenario is not None and scenario["inputs"] != self.scenario["inputs"]:
             raise Refused("PlanChanged")
         return self
 
     def evolve(self, scenario: Mapping[str, Any]) -> None:
-        """Give the inputs the columns of another scenario: more at the end, or wider; groups do not grow."""
+        """Give the inputs the columns of another scenario.
+
+        The other scenario has more columns at the end, or wider columns; column groups do not change.
+        """
         before = {name: collection(name, input) for name, input in self.twin.inputs.items()}
         outputs = {name: grouped(each, before) for name, each in scenario["outputs"].items()}
         self.scenario = {**scenario, "outputs": outputs}
@@ -376,7 +384,7 @@ class TwinDoor:
 
 @dataclass
 class TwinReader:
-    """A reader of the twin: only a name and a time, because the twin forgets nothing."""
+    """A reader of the twin. In the twin, a reader is only a name and a time, because the twin keeps all history."""
 
     door: TwinDoor
     name: str
@@ -395,9 +403,10 @@ class TwinReader:
 
 
 class EngineDoor:
-    """A scenario opened by the engine; it checks the results against the output contract.
+    """A scenario that the engine has opened. All results are checked against the output contract.
 
-    ``medium``: the arguments of `tight.tighten` for an engine that spills to its own folder; None for one in memory.
+    ``medium``: the arguments of `tight.tighten` for an engine that spills to a separate folder; None for an engine in
+    memory.
     """
 
     def __init__(
@@ -430,7 +439,7 @@ class EngineDoor:
             tighten(self.engine, **medium)
 
     def restart(self, scenario: Mapping[str, Any] | None = None) -> EngineDoor:
-        """Close a state in a `MemoryStore` and reopen it, with another plan if one is passed."""
+        """Close a state in a `MemoryStore`, and reopen it with the same plan or with a given plan."""
         self.engine.close()
         options = self.options | {"state": self.options["state"].reopen()}
         try:
@@ -439,12 +448,15 @@ class EngineDoor:
             raise Refused(type(error).__name__) from error
 
     def close(self) -> None:
-        """Close the engine; check that no spilled file is left."""
+        """Close the engine, and check that no spilled file is left."""
         self.engine.close()
         assert self.place is None or os.listdir(self.place) == []
 
     def evolve(self, scenario: Mapping[str, Any]) -> None:
-        """Give the inputs the columns of another scenario; if the engine raises, nothing has changed."""
+        """Give the inputs the columns that they have in another scenario.
+
+        If the engine raises an error, nothing has changed.
+        """
         columns = {name: given["columns"] for name, given in scenario["inputs"].items()}
         self.engine.evolve({name: schema_of(each) for name, each in columns.items()})
         self.scenario, self.columns, self.flow = scenario, columns, self.engine.flow
@@ -484,7 +496,7 @@ class EngineDoor:
         return EngineReader(self, self.engine.reader(name, at))
 
     def collection(self, name: str, table: pa.Table) -> Collection:
-        """Return rows with multiplicities, or net changes; assert the contract of both."""
+        """Return rows with multiplicities, or net changes. Assert the contract of the result."""
         assert table.column_names == [*self.columns_of(name), "_diff"]
         assert table.schema.types == [*(self.flow.outputs | self.inputs)[name].schema.types, pa.int64()]
         rows = plain(table)
@@ -518,7 +530,10 @@ class EngineDoor:
         return Result(updates, +Counter(verdicts.counts), rows, verdicts.pending, verdicts.absent)
 
     def _checked(self, name: str, table: pa.Table) -> Updates:
-        """Return an output's updates and assert the contract; in the outputs of ``stale=``, a row may repeat."""
+        """Return the updates of an output, and assert the contract.
+
+        In the outputs of ``stale=``, a row may occur several times.
+        """
         assert table.column_names[-2:] == ["_time", "_diff"], table.column_names
         assert table.schema.types[-2:] == [self.time_type, pa.int64()], table.schema
         rows = plain(table)
@@ -534,9 +549,9 @@ class EngineDoor:
         return dict(out)
 
     def _retracts_first(self, name: str, columns: list[str], rows: list[Row]) -> None:
-        """Assert that within a time no retraction of a key follows its assertion.
+        """Assert that, within a time, no retraction of a key follows an assertion of the key.
 
-        Outputs without a key promise no order.
+        An output without a key promises no order.
         """
         whole = self.plans[name][0] == "count" and self.plans[name][2] is None
         key = columns[:-3] if whole else key_of(self.plans[name], self.keys)

@@ -1,8 +1,11 @@
-"""Define the cases for tests of durable state: calls, one per epoch, and the twin's state after each.
+"""Define the cases for tests of durable state.
 
-Expected states come only from the twin and are kept outside any store. Keys are deleted and return, orders tie and come
-late, texts repeat, and there is a side output. One case uses epoch mode, the other holds events back. A reopened engine
-must repeat an epoch's result and continue as before. So a `Case` has the readable state and the result of every call.
+For each epoch, a case has one call and the twin's state after this call.
+
+Expected states come only from the twin and are kept outside any store. In the cases, keys are deleted and inserted
+again, orders are equal or late, texts repeat, and there are several outputs. One case uses epoch mode, and another case
+uses hold-back mode. A reopened engine must repeat the result of an epoch and continue as before. So a `Case` has the
+readable state and the result of every call.
 
 >>> case = CASES["epochs"]
 >>> len(case.after) - 1 == len(case.calls), case.after[0].totals
@@ -36,7 +39,7 @@ OUTPUTS: dict[str, Any] = {
     "pairs": ["consolidate", ["project", POSITIVE, ["s", "n"]]],
 }
 TIGHT = {"share": 0, "rows": 2**40}
-"""Arguments of `tighten`: everything goes to files at once, and steps are not taken in ranges."""
+"""Arguments of `tighten`. With these, all data goes to files at once, but steps are not split into ranges."""
 
 
 class After(NamedTuple):
@@ -49,7 +52,11 @@ class After(NamedTuple):
 
 
 class Case:
-    """A case: ``calls`` of epoch 1, 2, ...; ``after`` by epoch from 0; ``results`` by epoch, empty for 0."""
+    """A test case.
+
+    ``calls``: the calls of epochs 1, 2 and so on.  ``after``: the state after each epoch, from 0 on.  ``results``: the
+    result of each epoch, empty for epoch 0.
+    """
 
     def __init__(self, scenario: Mapping[str, Any], calls: list[list[Any]]) -> None:
         self.scenario, self.calls = scenario, calls
@@ -70,15 +77,15 @@ class Case:
         return After(reads, twin.totals(), len(twin.twin.state.pending), twin.twin.state.frontier)
 
     def open(self, state: Any, medium: Mapping[str, int] | None = None, **options: Any) -> EngineDoor:
-        """Open an engine on a state, with small merges; with ``medium`` it keeps nothing in memory."""
+        """Open an engine on a state, with small merges. With ``medium``, the engine keeps nothing in memory."""
         return opened(self.scenario, state, medium, **options)
 
     def play(self, door: EngineDoor, epoch: int) -> Any:
-        """Make the call of an epoch, by number; return the engine's result."""
+        """Make the call of the epoch with this number, and return the engine's result."""
         return perform(door, self.calls[epoch - 1], epoch)
 
     def go(self, door: EngineDoor, epoch: int) -> None:
-        """Make the call of an epoch and compare its result with the twin's."""
+        """Make the call of an epoch, and compare the result with that of the twin."""
         self.agrees(door, self.play(door, epoch), epoch)
 
     def agrees(self, door: EngineDoor, step: Any, epoch: int) -> None:
@@ -93,7 +100,9 @@ class Case:
         assert found == expected, f"after epoch {epoch}: {found}, not {expected}"
 
     def recovered(self, state: Any, least: int, most: int, upto: int | None = None, **options: Any) -> int:
-        """Open a state, assert that its epoch is within bounds and repeats its result, and continue; return the epoch.
+        """Open a state, check it, continue its epochs, and return the epoch at which it was opened.
+
+        The epoch must be between ``least`` and ``most``, and the engine must repeat the result of this epoch.
 
         ``upto``: the last epoch to continue to; all by default.
         """
@@ -118,7 +127,10 @@ class Case:
 def opened(
     scenario: Mapping[str, Any], state: Any, medium: Mapping[str, int] | None = None, **options: Any
 ) -> EngineDoor:
-    """Open a scenario's engine with small merges.  ``medium``: see `tight.tighten`; None means no budget."""
+    """Open the engine of a scenario with small merges.
+
+    ``medium`` has the arguments of `tight.tighten`; None means no budget.
+    """
     if medium is not None:
         options |= {"memory": MEMORY}
     door = EngineDoor(scenario, state=state, **{"verdicts": "counts", "retain": 0} | options)
@@ -130,7 +142,7 @@ def opened(
 
 
 def perform(door: EngineDoor, call: list[Any], epoch: int | None = None) -> Any:
-    """Make a call of a trace with its number; return the engine's result."""
+    """Take a call from a trace, make it on an engine with its epoch number, and return the result."""
     verb, *arguments = call
     if verb == "advance":
         return door.engine.advance_to(arguments[0], epoch=epoch)
@@ -140,7 +152,7 @@ def perform(door: EngineDoor, call: list[Any], epoch: int | None = None) -> Any:
 
 
 def held(door: EngineDoor, names: list[str]) -> After:
-    """Return the state of an engine."""
+    """Return the readable state of an engine as an `After`."""
     engine = door.engine
     return After(
         {name: door.read(name) for name in names}, door.totals(), engine.dataflow.pending_count, engine.frontier
@@ -179,10 +191,10 @@ def _event(chance: random.Random, time: int, keys: int) -> list[Any]:
 
 
 CASES = {"epochs": _epochs(6), "held back": _held_back(4)}
-"""Cases in both modes, of six and seven epochs."""
+"""Cases in both modes. The cases have six and seven epochs."""
 _FEW = {"by_s": OUTPUTS["by_s"]}
 SMALL = {
     "epochs": _epochs(3, seed=18, rows=5, keys=6, outputs=_FEW),
     "held back": _held_back(2, seed=0, rows=5, keys=6, outputs=_FEW),
 }
-"""Cases with few events, for tests that try every byte or call."""
+"""Cases with few events, for tests that repeat a case for every byte or call."""

@@ -1,4 +1,4 @@
-"""Build a plan with every operator of the registry, for tests of whole states.
+"""Build a plan with every operator of the registry, for tests of complete states.
 
 Add a new operator only to ``operator_table``. `missing` names operators that no node of the plan uses.
 """
@@ -15,7 +15,10 @@ from ddflow.columns.widening import conform_to_wider_schema
 from ddflow.plan.verbs.family import load_operators
 
 NARROW: dict[str, Any] = {"city": pa.string(), "n": pa.int32(), "tags": pa.list_(pa.string()), "day": pa.date32()}
-"""Columns of the input besides its key: the operator table's, one of them narrower, and a date."""
+"""Columns of the input in addition to its key.
+
+The columns are those of ``operator_table``, one of them with a narrower type, plus a date column.
+"""
 MORE: dict[str, Any] = {
     "filtered": lambda c: c.filter("n is not null and n > 1"),
     "by_n": lambda c: c.count(["n", "day"]),
@@ -26,11 +29,11 @@ MORE: dict[str, Any] = {
     "sums": lambda c: c.group_by("city").agg(s="sum(n)", v="var_samp(n)", last="first(n order by id desc)"),
     "of sums": lambda c: c.group_by("city").agg(s="sum(n)").count("s"),
 }
-"""Outputs besides the operator table, made from columns that change."""
+"""Outputs in addition to those of the operator table. These outputs are made from columns that change."""
 
 
 def plan(columns: dict[str, Any], spec: dict[str, Any] | None = None) -> dd.Flow:
-    """Build a plan with every operator."""
+    """Build a plan with every operator of the registry."""
     flow = dd.Flow()
     rows = flow.upserts("a", {"id": pa.int64()} | columns, dd.Upsert(**({"key": "id"} | (spec or {}))))
     flow.output("rows", rows)

@@ -1,8 +1,8 @@
-"""Define the twin's rules of expiry: the keys that a step forgets and the events that come too late.
+"""Define the rules by which the twin expires keys: which keys a step forgets, and which events come too late.
 
 The rules follow section 10 of docs/semantics.md. Each step examines every key and computes the horizon from the orders
-themselves. Null is below everything. NaN and infinities never move the horizon. `rules` and `merging_rules` resolve
-events.
+themselves. Null is below every other value. NaN and infinities never move the horizon. `rules` and
+`merging_rules` resolve events.
 
 >>> from ddflow.plan.inputs.spec import Upsert
 >>> from ddflow.plan.merge.expiry import Expiry
@@ -25,14 +25,21 @@ from ddflow.plan.inputs.spec import Upsert
 
 
 def order_of(held: Held) -> Any:
-    """Return the order of a key's state; with cell versions the greater of the row's and its latest delete's."""
+    """Return the order of a key's state.
+
+    With cell versions, the result is the greater of two orders: the order of the row and the order of the latest
+    delete.
+    """
     marks = [getattr(held, name, None) for name in ("mark", "tombstone")]
     orders = [mark.order[0] for mark in marks if mark is not None] or [held.order[0]]
     return max(orders, key=rank)
 
 
 def too_old(spec: Upsert, greatest: Any, order: Any, live: bool) -> bool:
-    """Return whether an order is below the horizon: of live keys, or of deleted keys and of events."""
+    """Return whether an order is below a horizon.
+
+    If ``live``, use the horizon of live keys; otherwise use the horizon of deleted keys and of events.
+    """
     assert spec.expiry is not None
     both = [spec.expiry.ttl] if live else [spec.expiry.ttl, spec.expiry.tombstone_ttl]
     ttls = [ttl for ttl in both if ttl is not None]
@@ -42,13 +49,13 @@ def too_old(spec: Upsert, greatest: Any, order: Any, live: bool) -> bool:
 
 
 def moved(greatest: Any, events: Sequence[Event]) -> Any:
-    """Return the greatest order after some events, ignoring nulls, NaN and infinities."""
+    """Return the greatest order of all events so far and the given events. Nulls, NaN and infinities are ignored."""
     orders = [event.order[0] for event in events if event.order[0] is not None and math.isfinite(event.order[0])]
     return max([*orders, *([] if greatest is None else [greatest])], default=None)
 
 
 def expire(spec: Upsert, held: dict[Row, Any], greatest: Any) -> dict[Row, Held]:
-    """Remove expired keys from ``held``; return their states."""
+    """Remove expired keys from ``held``, and return the states of these keys."""
     out = {key: its for key, its in held.items() if too_old(spec, greatest, order_of(its), its.row is not None)}
     for key in out:
         del held[key]
@@ -56,7 +63,7 @@ def expire(spec: Upsert, held: dict[Row, Any], greatest: Any) -> dict[Row, Held]
 
 
 def refuse(spec: Upsert, held: dict[Row, Any], greatest: Any, events: Sequence[Event]) -> None:
-    """Set the verdict of events that are too late for a key without state."""
+    """Set the verdict of events that are too late, for a key without a state."""
     assert spec.expiry is not None
     for event in events if spec.expiry.on_forgotten == "refuse" else ():
         if event.key not in held and too_old(spec, greatest, event.order[0], live=False):

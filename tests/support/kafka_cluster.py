@@ -1,7 +1,7 @@
-"""Run librdkafka's mock Kafka cluster of the example in its own process: ``with Cluster() as servers``.
+"""Run the mock Kafka cluster of the example in its own process: ``with Cluster() as servers``.
 
-The mock keeps produced and committed data. It does not fence producers, does not hide aborted transactions, and does
-not keep a transaction's offsets. The first write creates a topic, with four partitions.
+The mock keeps produced and committed data. The mock does not fence producers, does not hide aborted transactions, and
+does not keep the offsets of a transaction. The first write creates a topic, with four partitions.
 """
 
 from __future__ import annotations

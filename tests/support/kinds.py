@@ -1,7 +1,7 @@
 """Provide one small array of every Arrow type, with difficult values, nulls and repetitions.
 
-A state keeps ``PLAIN`` types unchanged and converts ``ENCODED`` encodings to another type. If Arrow cannot build a type
-from Python values, the array is built from buffers or child arrays.
+A state keeps the types in ``PLAIN`` unchanged, and converts the encodings in ``ENCODED`` to another type. If Arrow
+cannot build an array of a type from Python values, the array is built from buffers or child arrays.
 
 >>> PLAIN["int64"].null_count, PLAIN["int64"].type
 (1, DataType(int64))
@@ -26,13 +26,13 @@ def extension(kind: pa.BaseExtensionType, values: list[Any]) -> pa.Array:
 
 
 def decimals(kind: pa.DataType) -> pa.Array:
-    """Build decimals with two digits after the point, including the largest that fit."""
+    """Build decimals with two digits after the point, including the largest values that fit."""
     most, least = (Decimal((sign, (9,) * kind.precision, -2)) for sign in (0, 1))
     return pa.array([Decimal("1.50"), None, Decimal("-2.00"), Decimal("0.00"), Decimal("1.50"), most, least], kind)
 
 
 def runs(values: pa.Array) -> pa.Array:
-    """Build a run-end encoded array of three values, in runs of one, two and two."""
+    """Build a run-end encoded array of three values, whose runs have the lengths one, two and two."""
     return pa.RunEndEncodedArray.from_arrays(pa.array([1, 3, 5], pa.int32()), values)
 
 
@@ -102,7 +102,7 @@ NESTED: dict[str, pa.Array] = {
     "bool8": extension(pa.bool8(), [1, None, 0]),
     "opaque": extension(pa.opaque(pa.list_(pa.int64()), "name", "vendor"), [[1], None, [2]]),
 }
-"""Types that are payload only."""
+"""Types that only payload columns may have."""
 
 PLAIN = FLAT | NESTED
 
@@ -140,11 +140,14 @@ ENCODED: dict[str, tuple[pa.Array, pa.DataType]] = {
         pa.map_(TEXT, TEXT),
     ),
 }
-"""Encodings, and the state's type for their values."""
+"""The encodings of arrays. Each encoding has the type to which a state converts its values."""
 
 
 def pieces(array: pa.Array) -> pa.ChunkedArray:
-    """Return the same values in chunks at odd offsets of longer arrays, with empty chunks between."""
+    """Return the same values in several chunks.
+
+    Each chunk is a slice of a longer array at an odd offset, and some chunks are empty.
+    """
     parts = []
     for begin in range(0, len(array), 3):
         end = min(begin + 3, len(array))

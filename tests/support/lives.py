@@ -1,8 +1,9 @@
-"""Start ``ddflow run`` processes and kill them with SIGKILL at a moment or at the n-th call.
+"""Start ``ddflow run`` processes and kill them with SIGKILL, after some time or at the n-th call.
 
-`Lives` forks processes from one with all imports and kernels loaded (`programs.py`). Each process runs the command
-line, so it starts at once and spends most time in the code to kill. A soak starts the real program instead. A `Story`
-has a folder, command-line arguments, a writer for its source, and a final comparison of source, state and target.
+`Lives` forks each process from a process with all imports and kernels loaded (`programs.py`). So a process starts at
+once, and spends most of its time in the code that the test wants to interrupt. A soak starts the real program instead.
+A `Story` has a folder and command-line arguments. The story writes data to its source, and at the end compares source,
+state and target.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ warm()
 
 
 class Deadly:
-    """A counter of a run's calls; it kills the process at call ``at``."""
+    """A counter of the calls of a run; the counter kills the process at call number ``at``."""
 
     def __init__(self, at: int) -> None:
         self.at, self.calls = at, 0
@@ -55,7 +56,7 @@ class Deadly:
 
 
 class Lives:
-    """A starter of processes.  ``lake``: the folder of Iceberg's catalog and tables."""
+    """A starter of processes. ``lake`` is the folder for the catalog and the tables of Iceberg."""
 
     def __init__(self, lake: Path) -> None:
         name = "PYICEBERG_CATALOG__DEFAULT__"
@@ -74,15 +75,15 @@ class Lives:
 
 
 def calls_of(errors: Path) -> Path:
-    """Return the file for the number of calls of a process that was not killed."""
+    """Return the path of a file. If a process is not killed, it writes its number of calls to this file."""
     return errors.with_suffix(".calls")
 
 
 class Story:
-    """A scenario for a test of kills."""
+    """A scenario for a test that kills processes."""
 
     forked = False
-    """Whether a soak also forks its processes."""
+    """A soak starts the real program instead of forking; True if this story forks even in a soak."""
 
     def __init__(self, place: Path) -> None:
         self.place, self.errors, self.torn = place, place / "errors", ""
@@ -92,7 +93,7 @@ class Story:
     flow: str
 
     def words(self, follow: bool) -> list[str]:
-        """Return the arguments of a run; ``follow``: whether it keeps following its source."""
+        """Return the arguments of a run. With ``follow``, the run keeps following its source."""
         way = ["--follow", "--interval", "10ms"] if follow else []
         return ["run", str(self.place / "flow.py"), "--state", str(self.place / "state"), *way, *self.attached()]
 
@@ -109,16 +110,16 @@ class Story:
         raise NotImplementedError
 
     def lived(self) -> None:
-        """Handle the end of a process."""
+        """Do the work that the story needs each time a process has ended."""
 
     def close(self) -> None:
-        """Restore the server, if there is one."""
+        """Restore the server of the story, if it has one."""
 
 
 def replayed(rows: Iterable[dict[str, Any]]) -> set[tuple[Any, ...]]:
-    """Replay a changelog epoch by epoch; no epoch may remove a missing row or add an existing one.
+    """Replay a changelog epoch by epoch. No epoch may remove a row that is missing, or add a row that exists.
 
-    So a duplicate or missing epoch is found.
+    So a replay shows whether an epoch is missing or was delivered twice.
     """
     held, epochs = set[tuple[Any, ...]](), dict[int, list[tuple[bool, tuple[Any, ...]]]]()
     for row in rows:
@@ -133,7 +134,7 @@ def replayed(rows: Iterable[dict[str, Any]]) -> set[tuple[Any, ...]]:
 
 
 def _noted(torn: str) -> None:
-    """Create a file during each Kafka transaction and delete it afterwards."""
+    """Create a file at the start of each Kafka transaction, and delete it at the end."""
     from contextlib import contextmanager
 
     from ddflow.connectors.kafka.sink import TopicWriter
@@ -151,7 +152,7 @@ def _noted(torn: str) -> None:
 
 
 def live(calls: str, at: str, torn: str, *words: str) -> None:
-    """Run a command line and die at a call. Does not return."""
+    """Run a command line, and kill the process at a call. This function does not return."""
     from ddflow.cli import app
 
     status, deadly = 1, Deadly(int(at))
@@ -169,7 +170,7 @@ def live(calls: str, at: str, torn: str, *words: str) -> None:
 
 
 def warm() -> None:
-    """Run each kind of work once in a temporary folder."""
+    """Do each kind of work once in a temporary folder, so that all code is loaded before the process forks."""
     import tempfile
 
     import ddflow as dd

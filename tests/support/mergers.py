@@ -1,8 +1,8 @@
 """Pair custom mergers, projections and derived columns with equivalent functions of one row.
 
-Both sides of a pair give the same for every row: the twin calls the row function, the engine the other. The engine's
-function works on whole columns and masks. JSON cannot hold code, so a spec names a merger by ``{"function": name}``,
-and `with_function` puts it back.
+Both functions of a pair give the same result for every row. The twin calls the function of one row. The engine calls
+the function that works on complete columns and masks. JSON cannot contain code. So a spec has ``{"function": name}`` in
+place of a merger, and `with_function` restores the function.
 
 >>> MERGERS["inc or reset"][0]({"n": 5, "s": "set"}, {"n": 3, "s": "inc"})["n"]
 8
@@ -24,7 +24,7 @@ Named = Mapping[str, Any]
 
 
 def inc_or_reset(held: Named, given: Named) -> dict[str, Any]:
-    """Merge ``n`` as ``s`` says: "inc" adds, "reset" clears, any other text is the default."""
+    """Merge ``n`` as ``s`` says: "inc" adds, "reset" clears, any other text keeps the last non-null value."""
     n, old = given["n"], held["n"]
     if given["s"] == "inc" and None not in (n, old):
         n = n + old
@@ -37,7 +37,7 @@ def inc_or_reset(held: Named, given: Named) -> dict[str, Any]:
 
 
 def inc_or_reset_columns(held: pa.RecordBatch, given: pa.RecordBatch) -> pa.RecordBatch:
-    """Merge whole columns by the same rule."""
+    """Do the same as `inc_or_reset` for whole columns."""
     n, old, what = given["n"], held["n"], pc.fill_null(given["s"], "")
     both = pc.and_(pc.is_valid(n), pc.is_valid(old))
     merged = pc.if_else(pc.and_(pc.equal(what, "inc"), both), pc.add(n, old), pc.coalesce(n, old))
@@ -47,13 +47,13 @@ def inc_or_reset_columns(held: pa.RecordBatch, given: pa.RecordBatch) -> pa.Reco
 
 
 def longer(held: Named, given: Named) -> dict[str, Any]:
-    """Keep the longer text ``s``; take all other columns from ``given``, null too."""
+    """Keep the longer text ``s``, and take all other columns from ``given``, even if they are null."""
     s = max((each for each in (held["s"], given["s"]) if each is not None), key=len, default=None)
     return {**given, "s": s}
 
 
 def longer_columns(held: pa.RecordBatch, given: pa.RecordBatch) -> pa.RecordBatch:
-    """Merge whole columns by the same rule."""
+    """Do the same as `longer` for whole columns."""
     lengths = [pc.fill_null(pc.utf8_length(each["s"]), -1) for each in (held, given)]
     s = pc.if_else(pc.greater(lengths[1], lengths[0]), given["s"], held["s"])
     at = given.schema.get_field_index("s")
@@ -61,7 +61,10 @@ def longer_columns(held: pa.RecordBatch, given: pa.RecordBatch) -> pa.RecordBatc
 
 
 def in_part(held: Named, given: Named) -> dict[str, Any]:
-    """Sum ``n``, or null if null follows a value above one; take the last non-null value of other columns."""
+    """Sum ``n``; the result is null if a null comes after a value above one.
+
+    Of all other columns, take the last value that is not null.
+    """
     out = {name: held[name] if value is None else value for name, value in given.items()}
     if None not in (given["n"], held["n"]):
         out["n"] = held["n"] + given["n"]
@@ -69,16 +72,19 @@ def in_part(held: Named, given: Named) -> dict[str, Any]:
 
 
 def in_part_scalar(held: Any, given: Any, out: Any) -> None:
-    """Merge records by the same rule; unwritten columns keep their old value, and arguments may be overwritten."""
+    """Do the same as `in_part` for records.
+
+    Columns that the function does not write keep their old values. The function is allowed to overwrite its arguments.
+    """
     if not given.n_null and not held.n_null:
         out.n = held.n + given.n
-    elif given.n == 0 and held.n > 1:  # a null has the value 0
+    elif given.n == 0 and held.n > 1:  # a null number is 0 in a record
         out.n_null = True
     given.n, given.n_null, held.n = -5, True, -5
 
 
 def decoded(row: Named) -> str | None:
-    """Return ``raw`` as JSON in one format, or null if it is invalid."""
+    """Return ``raw`` as JSON in a uniform format, or null if ``raw`` is not valid JSON."""
     try:
         return json.dumps(json.loads(row["raw"]))
     except ValueError:
@@ -86,17 +92,17 @@ def decoded(row: Named) -> str | None:
 
 
 def trouble(row: Named) -> str | None:
-    """Return the error in ``raw``, or null if it is valid JSON."""
+    """Return the error in ``raw``, or null if ``raw`` is valid JSON."""
     return None if decoded(row) is not None else f"no JSON: {row['raw']}"
 
 
 def decoded_column(batch: pa.RecordBatch) -> pa.Array:
-    """Decode whole columns by the same rule."""
+    """Do the same as `decoded` for whole columns."""
     return pa.array([decoded({"raw": raw}) for raw in batch["raw"].to_pylist()], pa.string())
 
 
 def trouble_column(batch: pa.RecordBatch) -> pa.Array:
-    """Find the errors of whole columns by the same rule."""
+    """Do the same as `trouble` for whole columns."""
     there = pc.is_valid(decoded_column(batch))
     return pc.if_else(there, pa.scalar(None, pa.string()), pc.binary_join_element_wise("no JSON", batch["raw"], ": "))
 
@@ -105,14 +111,14 @@ PROJECTIONS: dict[str, tuple[Callable[[Named], Any], Callable[[pa.RecordBatch], 
     "the JSON of raw": (decoded, decoded_column),
     "what is wrong with raw": (trouble, trouble_column),
 }
-"""Name of a projected column's function -> functions of a row and of a batch."""
+"""Maps the name of a computed column to its function of a row and its function of a batch."""
 
 MERGERS: dict[str, tuple[Callable[[Named, Named], Named], Merge]] = {
     "inc or reset": (inc_or_reset, Merge(function=inc_or_reset_columns)),
     "longer": (longer, Merge(function=longer_columns)),
     "in part": (in_part, Merge(function=in_part_scalar, scalar=True)),
 }
-"""Name -> functions of two rows, and of two batches or records."""
+"""Maps the name of a merger to its function of two rows and its function of two batches or records."""
 
 DERIVED: dict[str, Callable[[Named], Any]] = COMPUTED | {
     "score + bonus": lambda row: None if None in (row["score"], row["bonus"]) else row["score"] + row["bonus"],
@@ -124,11 +130,11 @@ DERIVED: dict[str, Callable[[Named], Any]] = COMPUTED | {
     "total > 2": known("total", lambda total: total > 2),
     "coalesce(s, 'none')": lambda row: "none" if row["s"] is None else row["s"],
 }
-"""SQL text of a derived column -> its meaning."""
+"""Maps the SQL text of a derived column to the equivalent Python function."""
 
 
 def with_function(given: Mapping[str, Any]) -> tuple[dict[str, Any], Merge | None]:
-    """Split a spec's JSON form into the spec without its merger, and the merger."""
+    """Split the JSON form of a spec into a spec without a merger, and the merger."""
     merge = given.get("merge")
     if not isinstance(merge, Mapping) or "function" not in merge:
         return dict(given), None

@@ -1,8 +1,9 @@
-"""Define the twin's rules of merging: a key's state, folded with its events one by one, cell by cell.
+"""Define the rules by which the twin merges: fold the events of a key into its state, one by one and cell by cell.
 
-`fold` follows section 9 of docs/semantics.md. An event sees only the result of earlier events, so splits into steps
-cannot matter. Each decision (row, column group, cell) keeps its order, seq and, for ``tie="greatest"``, its values.
-`model` handles times and outputs. Types are names ("int8"), structs a dict of them.
+`fold` follows section 9 of docs/semantics.md. An event sees only the result of earlier events, so it does not matter
+how the events are split into steps. For each row, column group or cell, the event that set it is recorded as a mark:
+its order, its seq and, for ``tie="greatest"``, its values. `model` handles times and outputs. A type is a name such as
+"int8", or a dict for a struct.
 
 >>> from ddflow.plan.merge.strategy import sum, union
 >>> cell(sum(), "int8", 3, 5), cell(union(), "", ("a", "b"), ("b", "c"))
@@ -35,7 +36,10 @@ EXACT = Context(prec=80)
 
 
 def cell(strategy: Strategy, kind: Any, o: Any, n: Any, given: bool = True, new: bool = False) -> Any:
-    """Return the cell after an event.  ``given``: its batch had the column; ``new``: it creates the row."""
+    """Return the cell after an event.
+
+    ``given``: the event's batch has the column. ``new``: the event creates the row.
+    """
     name = strategy.name
     if name == "last":
         return n if given else o
@@ -98,12 +102,15 @@ def _sum(kind: str, o: Any, n: Any) -> Any:
     return out
 
 
-# Marks of decisions
+# Marks: records of the event that set a row, a group or a cell
 
 
 @dataclass(frozen=True)
 class Mark:
-    """The event that decided something: its comparable and plain order, its seq, and its row, or None for a delete."""
+    """The event that set a row, a group or a cell.
+
+    A mark has the event's order in comparable and plain form, its seq, and its row, or None for a delete.
+    """
 
     base: tuple[tuple[Any, ...], ...]
     order: Row
@@ -113,10 +120,11 @@ class Mark:
 
 @dataclass
 class Merged(Held):
-    """A key's state under merging; ``base`` and ``order`` belong to ``mark`` or to the latest delete.
+    """The state of a key under merging. ``base`` and ``order`` are those of ``mark`` or of the latest delete.
 
-    ``mark`` set the row's order. With cell versions it is the greatest live event, and ``tombstone`` the latest delete.
-    ``groups`` has the mark of each group, ``cells`` the mark of each cell by column, with nested fields.
+    ``mark``: the event that set the order of the row; with cell versions, the greatest live event.  ``tombstone``: with
+    cell versions, the latest delete.  ``groups``: the mark of each column group.  ``cells``: the mark of each cell by
+    column, with nested fields.
     """
 
     mark: Mark | None = None
@@ -136,21 +144,27 @@ def strategy_of(input: Input, column: str) -> Strategy:
 
 
 def merged_columns(input: Input) -> list[str]:
-    """Return the merged columns of a row: without key, order and derived columns."""
+    """Return the columns of a row that are merged. Key, order and derived columns are not among them."""
     spec = input.spec
     others = {*spec.key, *spec.order_by, *(name for name, _ in spec.derive), *(c for of, _ in spec.groups for c in of)}
     return [column for column in input.row if column not in others]
 
 
 def below(input: Input, new: Mark, old: Mark) -> bool:
-    """Return whether ``new`` is older, by order, or by seq if seq breaks ties."""
+    """Return whether ``new`` is older than ``old``.
+
+    The order decides. For equal orders, the seq decides if the spec uses it for ties.
+    """
     if new.base != old.base:
         return new.base < old.base
     return input.spec.tie == "last" and input.spec.seq is not None and rank(new.seq) < rank(old.seq)
 
 
 def compare(input: Input, new: Mark, old: Mark, sizes: tuple[Any, Any] | None = None) -> str:
-    """Return whether an event applies on top of earlier ones.  ``sizes``: of both with ``tie="greatest"``."""
+    """Return how an event compares with the event that set the current value.
+
+    ``sizes``: the values of both events with ``tie="greatest"``.
+    """
     spec = input.spec
     if new.base != old.base or below(input, new, old):
         return OLDER if below(input, new, old) else FOLDED
@@ -168,7 +182,7 @@ def compare(input: Input, new: Mark, old: Mark, sizes: tuple[Any, Any] | None = 
 
 
 class Fold:
-    """The fold of one key at one time: ``take`` the events, then ``close``."""
+    """The fold of one key at one time. Call ``take`` for each event, and then ``close``."""
 
     def __init__(self, input: Input, held: Merged | None, over: bool) -> None:
         self.input, self.spec = input, input.spec
@@ -185,21 +199,23 @@ class Fold:
         self.ordered = not self.spec.groups or bool(self.spec.order_by) or self.spec.late == "advance"
 
     def take(self, event: Event) -> bool:
-        """Fold the event and return True, or set ``refusals`` to the reasons and return False."""
+        """Fold the event and return True. If the event is refused, set ``refusals`` to the reasons and return False."""
         self.refusals = set()
         mark = self.inherited(event)
         return self.cells(event, mark) if self.spec.versions == "cell" else self.row_and_groups(event, mark)
 
     def inherited(self, event: Event) -> Mark:
-        """Return the event's mark; null order columns take the current order."""
+        """Return the mark of the event. Where an order column is null, the mark has the current order."""
         running = self.now.mark.order if self.now.mark else (None,) * len(event.order)
         order = tuple(old if new is None else new for new, old in zip(event.order, running, strict=True))
         return Mark(event.base[: len(event.base) - len(order)] + ranks(order), order, event.seq, event.row)
 
     def asked(self, new: Mark, old: Mark | None, began: Mark | None, sizes: tuple[Any, Any] | None = None) -> bool:
-        """Return whether the current mark allows the event, and note the reason if not.  ``sizes``: see `compare`.
+        """Return whether the current mark allows the event, and record the reason if the event is refused.
 
-        The verdict separates losses to the state before the step from losses to an event of the step.
+        ``sizes`` is that of `compare`.
+
+        The verdict shows whether the event lost to the state before the step, or to another event of the step.
         """
         if old is None:
             return True
@@ -211,7 +227,10 @@ class Fold:
         return found == FOLDED
 
     def sizes(self, new: Mark, old: Mark | None, columns: Sequence[str]) -> tuple[Any, Any] | None:
-        """Return the values that ``tie="greatest"`` compares: tracked columns of both events; a delete is least."""
+        """Return the values that ``tie="greatest"`` compares: the tracked columns of both events.
+
+        A delete is less than any row.
+        """
         if old is None:
             return None
         at = [i for i, column in enumerate(self.input.row) if column in columns and self.spec.counts(column)]
@@ -219,7 +238,11 @@ class Fold:
         return mine, its
 
     def row_and_groups(self, event: Event, mark: Mark) -> bool:
-        """Fold with row versions: the row by its order, each group by its own."""
+        """Fold with row versions.
+
+        The event's order of the row decides whether the row changes, and its order of each group decides whether the
+        group changes.
+        """
         now, spec = self.now, self.spec
         accepted = not self.ordered or self.asked(
             mark, now.mark, self.began.mark, self.sizes(mark, now.mark, self.rest)
@@ -254,11 +277,11 @@ class Fold:
         return accepted or bool(open_to)
 
     def named(self) -> dict[str, Any]:
-        """Return the row by column, all null if there is none."""
+        """Return the row as a dict by column. If there is no row, all values are null."""
         return dict(zip(self.input.row, self.now.row or (None,) * len(self.input.row), strict=True))
 
     def merge(self, event: Event, columns: Sequence[str], mark: Mark) -> None:
-        """Fold these cells of an event into the row, or create the row."""
+        """Fold these cells of an event into the row, or create a row from them."""
         new, held = self.now.row is None, self.named()
         given = dict(zip(self.input.row, event.payload, strict=True))
         given |= {c: o for c, o in zip(self.spec.order_by, mark.order, strict=True) if c in given}
@@ -278,7 +301,10 @@ class Fold:
     # Cell versions
 
     def cells(self, event: Event, mark: Mark) -> bool:
-        """Fold with cell versions: each cell by its mark's order, and all cells by the latest delete's."""
+        """Fold with cell versions.
+
+        An event changes a cell only if it wins against the cell's mark and against the latest delete.
+        """
         now = self.now
         if not self.asked(mark, now.tombstone, self.began.tombstone):
             return False
@@ -315,7 +341,10 @@ class Fold:
     def filled(
         self, strategy: Strategy, kind: Any, held: tuple[Any, Any], n: Any, given: bool, mark: Mark, began: Any
     ) -> Any:
-        """Return the cell, its mark, and whether the event changed it; ``began``: its mark when the step began."""
+        """Return the cell, its mark, and whether the event changed the cell.
+
+        ``began`` is the cell's mark when the step began.
+        """
         o, by = held
         name = strategy.name
         if (name == "last" and not given) or (name not in ("last", "first") and n is None):
@@ -330,7 +359,7 @@ class Fold:
         return (n, mark, True) if took else (o, by, False)
 
     def first_of(self, new: Mark, old: Mark, began: Mark | None, greater: bool) -> bool:
-        """Return whether an event precedes the one that set a cell, and note the reason if not.
+        """Return whether an event precedes the event that set a cell. Record the reason if the event is refused.
 
         ``greater``: whether the event's value is greater.
         """
@@ -343,7 +372,7 @@ class Fold:
         return found == FOLDED
 
     def precedes(self, new: Mark, old: Mark, greater: bool) -> str:
-        """Compare like `compare`, but the least order wins."""
+        """Compare two marks like `compare`, but let the least order win."""
         if new.base != old.base:
             return FOLDED if new.base < old.base else OLDER
         if self.spec.tie == "error":
@@ -358,7 +387,7 @@ class Fold:
         return {name: by for name, by in cells.items() if by and compare(self.input, mark, by) != FOLDED}
 
     def without(self, row: Row, cells: Mapping[str, Mark | None]) -> Row:
-        """Return the row with null in cells without a mark."""
+        """Return the row. Cells without a mark are null."""
         return tuple(
             None if name in self.merged and name not in cells else value
             for name, value in zip(self.input.row, row, strict=True)
@@ -386,7 +415,7 @@ class Fold:
 
 
 def fold(input: Input, held: Merged | None, events: list[Event], over: bool = False) -> Merged:
-    """Set the verdict of every event of one key and time; return the key's new state, or raise the refusals."""
+    """Set the verdict of every event of one key and time. Return the key's new state, or raise the refusals."""
     this, last_folded = Fold(input, held, over), None
     for event in sorted(events, key=lambda event: (event.base, rank(event.seq))) if input.spec.time else events:
         if this.take(event):
@@ -405,7 +434,10 @@ def fold(input: Input, held: Merged | None, events: list[Event], over: bool = Fa
 
 
 def merged_tombstone(input: Input, tomb: Held, its: Any) -> Merged:
-    """Return the tombstone of a key that full contents lack: its groups keep their orders, with the delete's seq."""
+    """Return the tombstone of a key that is missing in full contents.
+
+    The groups of the key keep their orders, and get the seq of the delete.
+    """
     mark, cells = Mark(tomb.base, tomb.order, tomb.seq, None), input.spec.versions == "cell"
     groups = [by and replace(by, seq=tomb.seq, own=None) for by in its.groups]
     return Merged(mark.base, mark.order, mark.seq, None, None if cells else mark, groups, mark if cells else None)

@@ -1,8 +1,10 @@
-"""Draw merging scenarios with hypothesis: specs with strategies, groups and cell versions, and partial events.
+"""Draw scenarios of merging with hypothesis.
 
-A drawn scenario is valid JSON with a consistent spec. A strategy must fit its column's type. Cell versions with deletes
-allow few strategies. Types without an order cannot have ``tie="greatest"``. Few events of few keys must cover nulls,
-absent columns, equal orders, older events, and a delete between two lives.
+Specs have strategies, groups and cell versions, and events may lack columns.
+
+A drawn scenario is valid JSON with a consistent spec. A strategy must suit the type of its column. Cell versions with
+deletes allow few strategies. Types without an order cannot have ``tie="greatest"``. The few events of few keys must
+cover nulls, absent columns, equal orders, older events, and a key that is deleted and inserted again.
 
 >>> fits("list<int64>")
 ['last', 'last_non_null', 'first', 'first_non_null', 'append', 'union']
@@ -39,9 +41,9 @@ MORE: dict[str, list[Any]] = {
     "decimal(9,2)": [*VALUES["decimal(9,2)"], "6000000.00"],
     "string": ["", "a", "b", "é"],
 }
-"""Values of payload columns that differ from those in ``strategies``."""
+"""Values of those payload columns that have different values in the module ``strategies``."""
 FREE = ["last", "last_non_null"]
-"""Strategies independent of arrival order with cell versions, even with deletes."""
+"""Strategies whose results do not depend on the order of arrival, with cell versions and even with deletes."""
 NUMBERS = ("int64", "int8", "uint64", "float32", "float64", "decimal(9,2)", "duration[s]")
 DERIVED = {"n * 2": ("int64", {"n"}), "n > 1": ("bool", {"n"}), "coalesce(s, 'none')": ("string", {"s"})}
 """SQL of derived columns, with the result type and the columns in it."""
@@ -61,14 +63,14 @@ def fits(kind: str) -> list[str]:
 
 @st.composite
 def strategy(draw: st.DrawFn, kind: str, allowed: set[str] | None = None) -> Any:
-    """Draw the JSON form of a strategy for a type; ``allowed``: the strategies that cell versions allow."""
+    """Draw the JSON form of a strategy for a type. ``allowed`` has the strategies that cell versions allow."""
     if kind == "struct<x,s>" and (allowed is None or "sum" in allowed) and draw(st.booleans()):
         counting = {"max", "min", "sum"} if allowed else None
         part = {
             name: draw(strategy(of, counting).filter(lambda each: named(each) != "collect"))
             for name, of in (("x", "int64"), ("s", "string"))
         }
-        # With cell versions a struct is one cell, so every event must count for all its fields.
+        # With cell versions a struct is a single cell, so every event must affect all fields of the struct.
         return {
             "name": "fields",
             "fields": part if allowed else {name: part[name] for name in draw(some(list(part)))},
@@ -83,7 +85,10 @@ def strategy(draw: st.DrawFn, kind: str, allowed: set[str] | None = None) -> Any
 
 @st.composite
 def inputs(draw: st.DrawFn, holds_back: bool, **fixed: Any) -> dict[str, Any]:
-    """Draw one merging input.  ``how``: "row", "groups", "cell", "first_row" or "function"; other names fix options."""
+    """Draw one merging input.
+
+    ``how`` is "row", "groups", "cell", "first_row" or "function"; the other parameters fix options of the spec.
+    """
     how = fixed.get("how", draw(st.sampled_from(["row", "row", "groups", "groups", "cell", "first_row", "function"])))
     merger = draw(st.sampled_from(["inc or reset", "longer", "in part"])) if how == "function" else None
     if merger == "in part":  # compiled for each type of record, so there are few
@@ -160,7 +165,10 @@ def named(each: Any) -> str:
 
 @st.composite
 def grouped(draw: st.DrawFn, payload: list[str], among: list[str]) -> dict[str, tuple[dict[str, str], list[str]]]:
-    """Draw one or two groups: order columns with their types, and the payload columns they decide."""
+    """Draw one or two groups.
+
+    A group has order columns with their types, and the payload columns that these order columns decide.
+    """
     kinds = st.sampled_from(among)
     out: dict[str, tuple[dict[str, str], list[str]]] = {}
     rest = list(payload)
@@ -174,7 +182,7 @@ def grouped(draw: st.DrawFn, payload: list[str], among: list[str]) -> dict[str, 
 
 @st.composite
 def merges(draw: st.DrawFn, how: str, payload: Mapping[str, str], dies: bool, only: Any = None) -> Any:
-    """Draw the JSON form of ``merge=``, or None if it is implied."""
+    """Draw the JSON form of ``merge=``, or None if the spec merges even without ``merge=``."""
     if how == "first_row":
         return "first_row"
     allowed = None
@@ -190,7 +198,10 @@ def merges(draw: st.DrawFn, how: str, payload: Mapping[str, str], dies: bool, on
 
 @st.composite
 def scenarios(draw: st.DrawFn, holds_back: bool | None = None, **fixed: Any) -> dict[str, Any]:
-    """Draw a merging input and a count of its keys."""
+    """Draw a scenario with a merging input.
+
+    One output has the rows of the input, and another output counts its keys.
+    """
     holds_back = draw(st.booleans()) if holds_back is None else holds_back
     input = draw(inputs(holds_back, **fixed))
     outputs = {"rows": ["input", "a"], "keys": ["count", ["project", ["input", "a"], ["k"]], ["k"], "count"]}
@@ -206,7 +217,7 @@ def events(
     times: tuple[int, int] = (0, 6),
     nulls: bool = True,
 ) -> list[list[Any]]:
-    """Draw rows of an input; ``nulls``: whether order columns outside of groups may be null."""
+    """Draw rows of an input. With ``nulls``, order columns outside of groups may be null."""
     spec, kinds = input["spec"], []
     orders = [*spec.get("order_by", []), *(name for of, _ in spec.get("groups", []) for name in of)]
     for name, kind in input["columns"].items():
@@ -230,7 +241,7 @@ def events(
 
 @st.composite
 def batches(draw: st.DrawFn, input: Mapping[str, Any], rows: list[list[Any]]) -> Any:
-    """Return the rows unchanged, or sometimes as a batch without some columns."""
+    """Return the rows unchanged, or sometimes as a batch that lacks some columns."""
     needed = {"k", input["spec"].get("time")}
     lacks = draw(maybe(some([name for name in input["columns"] if name not in needed]), []))
     kept = [i for i, name in enumerate(input["columns"]) if name not in lacks]

@@ -1,8 +1,8 @@
 """Expect a ddflow error with its fields and a reviewed text.
 
-`raises` replaces `pytest.raises`. It compares the named fields and looks the error's text up in
-`tests/golden/messages.txt`, under the test's file. Placeholders replace paths, ports, digests and other values that
-vary. ``make messages`` records all texts again; read the diff.
+`raises` replaces `pytest.raises`. The function compares the given fields of the error. The function also looks up the
+text of the error in `tests/golden/messages.txt`, under the name of the test file. Placeholders replace paths, ports,
+digests and other values that vary. ``make messages`` records all texts again; read the diff.
 
 >>> steady("read /tmp/pytest-of-me/pytest-1/popen-gw0/test_x0/a.csv in 3.5ms: PID 71")
 'read TMP/a.csv in TIME: PID N'
@@ -31,7 +31,7 @@ E = TypeVar("E", bound=DdflowError)
 ROOT: Final = Path(__file__).parents[2]
 GOLDEN: Final = ROOT / "tests" / "golden" / "messages.txt"
 RECORDED: Final = ROOT / "tests" / "golden" / ".messages"
-"""Folder for the texts that processes of a recording run write."""
+"""Folder in which the processes of a recording run write error texts."""
 NOTHING: Final = 5
 """Exit code of pytest if it finds no test."""
 _seen: list[list[str]] = []
@@ -47,13 +47,13 @@ _VARYING: Final = (
     (re.compile(r"\b[0-9a-f]{16}(?=-\d+\b)"), "DIGEST"),  # a file of a state: it may have no letter but e, or none
     (re.compile(r"(?:\b|(?<=mockCluster))(?!\d+(?:e\d*)?\b)(?=[0-9a-f]*\d)[0-9a-f]{12,}\b"), "DIGEST"),
     (re.compile(r"\bmockCluster[0-9a-f]+"), "mockClusterDIGEST"),
-    (re.compile(r"(?<=id is )[\w+/-]{22}, and was [\w+/-]{22}"), "ID, and was ID"),
+    (re.compile(r"(?<=id is )[\w+/-]{22}, but was [\w+/-]{22}"), "ID, but was ID"),
     (re.compile(r"\bbucket-\d+\b"), "bucket-N"),
     (re.compile(r"(?<=HOST/t)\d+\b|(?<= of t)\d+(?=/\d)"), "N"),
     (re.compile(r"(?<=HOST/)(test_\w*?)\d+(?=[:,; ])"), r"\1N"),
     (re.compile(r"(?<= in )\d[\d.]*(?:ns|µs|ms|s)\b"), "TIME"),
     (re.compile(r"(?<=@)\d{9,}\.\d+"), "TIME"),
-    (re.compile(r"\boid \d+, and it was \d+"), "oid N, and it was N"),
+    (re.compile(r"\boid is \d+, but was \d+"), "oid is N, but was N"),
     (re.compile(r"\b(PID|process) \d+"), r"\1 N"),
     (re.compile(r"<\?xml.*?(?:</Error>|\.\.\.)", re.DOTALL), "XML"),
     (re.compile(r"\b[\d,]+(?= bytes are free)"), "N"),
@@ -105,7 +105,10 @@ def golden() -> dict[str, set[str]]:
 
 
 def collect(whole: bool) -> None:
-    """Write the recorded texts to the golden file; replace its contents if ``whole``, else add to them."""
+    """Write the recorded texts to the golden file.
+
+    If ``whole``, replace the contents of the file; otherwise add to its contents.
+    """
     texts = defaultdict[str, set[str]](set) if whole else golden()
     for file in RECORDED.glob("*.jsonl"):
         for test, text in map(json.loads, file.read_text().splitlines()):

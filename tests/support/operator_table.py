@@ -1,8 +1,8 @@
-"""Define the laws' table: for each operator of the registry an example and its result from scratch.
+"""Define a table with an example of each operator of the registry, for the laws of operators.
 
-A row has an example on a collection of `COLUMNS`, with repeated rows, and its twin: a function from the input's rows
-with multiplicities to the output's. ``test_operators`` checks all laws on each row, and fails for an operator without a
-row.
+An entry has an example on a collection of `COLUMNS`, with repeated rows. The entry also has the twin of the example,
+which is a function. The function computes the rows of the output from the rows of the input, all with multiplicities.
+``test_operators`` checks all laws on each entry, and fails for an operator without an entry.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from ddflow.plan.verbs.family import find_operator_class
 Row = tuple[Any, ...]
 Rows = Counter[Row]
 COLUMNS = {"city": pa.string(), "n": pa.int64(), "tags": pa.list_(pa.string())}
-"""Columns of the input: rows are tuples of these, with lists as tuples."""
+"""Columns of the input. A row is a tuple of the columns' values; a list within a row is a tuple, too."""
 
 
 class Law(NamedTuple):
-    """An operator's law: ``make`` builds the example, ``scratch`` computes its rows from the input's rows."""
+    """The example of an operator. ``make`` builds it, and ``scratch`` computes its rows from the rows of the input."""
 
     make: Callable[[dd.Collection], dd.Collection]
     scratch: Callable[[Rows], Rows]
     last: bool = False
-    """Whether no operator can follow it."""
+    """True if no other operator can follow this operator."""
 
 
 def each(function: Callable[[Row], list[Row]]) -> Callable[[Rows], Rows]:
-    """Return the twin of an operator that handles one row at a time."""
+    """Return the twin of an operator that processes each row by itself."""
 
     def scratch(rows: Rows) -> Rows:
         out: Rows = Counter()
@@ -84,13 +84,20 @@ def ends(rows: Rows) -> Rows:
 
 
 def cities(c: dd.Collection) -> list[dd.Collection]:
-    """Return two collections: cities, minus two times those with ``n > 1``; and cities of rows with ``n < 3``."""
+    """Return two collections of cities.
+
+    The first collection has the cities of all rows, minus twice the cities of rows with ``n > 1``. The second
+    collection has the cities of rows with ``n < 3``.
+    """
     many = c.filter("n > 1").project(["city"]).negate()
     return [c.project(["city"]).concat(many, many), c.filter("n < 3").project(["city"])]
 
 
 def by_city(function: Callable[[int, int], int]) -> Callable[[Rows], Rows]:
-    """Return the twin of an operator on these, from a function of a city's two multiplicities."""
+    """Return the twin of an operator on `cities`.
+
+    The given function computes the result from the two multiplicities of a city.
+    """
 
     def scratch(rows: Rows) -> Rows:
         left, right = Counter[Any](), Counter[Any]()
@@ -115,7 +122,10 @@ def best(rows: Rows) -> Rows:
 
 
 def history(rows: Rows) -> Rows:
-    """Return the runs of each city's numbers with and without tags; 2 ends a run."""
+    """Return the versions of each city.
+
+    The numbers of a city form runs, some with tags and some without tags; the number 2 ends a run.
+    """
     events: dict[Any, dict[int, set[bool]]] = {}
     for (city, n, tags), times in rows.items():
         if n is not None and times:
@@ -135,7 +145,7 @@ def history(rows: Rows) -> Rows:
 
 
 def never(c: dd.Collection) -> dd.Collection:
-    """Return a constant minus itself."""
+    """Return the difference of a constant and the same constant, which is empty."""
     made = find_operator_class("constant")([*c.inputs, c][:1], ["n"], [["1"], ["2"]])
     return made.concat(made.negate())  # type: ignore[no-any-return]
 
@@ -143,7 +153,7 @@ def never(c: dd.Collection) -> dd.Collection:
 def pairs(
     left: Callable[[Row], Row | None], right: Callable[[Row], Row | None], how: str = "inner", keys: int = 1
 ) -> Callable[[Rows], Rows]:
-    """Return the twin of a join of two collections that functions make from the same rows, by their first values.
+    """Return the twin of a join on the first value. Two functions make the two collections from the same rows.
 
     ``how``: as in `Collection.join`, without a condition.  Keys appear once.
     """
@@ -173,7 +183,10 @@ def pairs(
 
 
 def halves(c: dd.Collection) -> tuple[dd.Collection, dd.Collection]:
-    """Return two collections by city: ``n`` below 3, and ``m``, if it is not null."""
+    """Return two collections by city.
+
+    The left collection has each ``n`` below 3, and the right collection has each ``m`` that is not null.
+    """
     return c.filter("n < 3").project(["city", "n"]), c.filter("n is not null").project({"city": "city", "m": "n"})
 
 
@@ -188,7 +201,10 @@ def other_half(row: Row) -> Row | None:
 
 
 def below(rows: Rows) -> Rows:
-    """Return the left of `halves` with greater partners of the right, or with null without a partner."""
+    """Return the left collection of `halves`.
+
+    Each row is joined with the rows of the right collection that have a greater value, or with null if there are none.
+    """
     every = pairs(half, other_half)(rows)
     out = Counter({row: times for row, times in every.items() if row[1] < row[2]})
     lone = Counter[Row]()
@@ -199,7 +215,7 @@ def below(rows: Rows) -> Rows:
 
 
 def counted(rows: Rows) -> Rows:
-    """Return the left of `halves` with the number of rows of its city."""
+    """Return the left collection of `halves`; each row also contains the number of rows with the same city."""
     found = dict(groups(rows).keys())
     out: Rows = Counter()
     for row, times in rows.items():
@@ -257,7 +273,8 @@ TABLE: Mapping[str, Law] = {
         history,
     ),
     "to_upserts": Law(lambda c: c.count("city").to_upserts("city"), groups, last=True),
-    # Its rows exist from the first event on, so the input's rows do not determine them: see test_constant.
+    # The rows of a constant exist from the first event on, so the rows of the input do not determine them. See
+    # test_constant.
     "constant": Law(lambda c: never(c), lambda rows: Counter()),
     "arrange": Law(lambda c: c.arrange("city"), each(lambda row: [row])),
     "join": Law(lambda c: halves(c)[0].join(halves(c)[1], on="city"), pairs(half, other_half)),
@@ -339,4 +356,4 @@ MADE: Mapping[str, Law] = {
     ),
     "join by a key": Law(same_key, each(lambda row: [row[:2]])),
 }
-"""Verbs built from other operators; all laws also apply to them."""
+"""Verbs that consist of other operators. All laws also apply to these verbs."""

@@ -1,4 +1,4 @@
-"""Run the scripts of documentation pages against the tests' servers."""
+"""Run the scripts in documentation pages against the servers of the tests."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 
 def blocks(page: str, language: str) -> list[str]:
-    """Return a page's blocks in a language, without doctests."""
+    """Return the code blocks of a page in a language, without doctests."""
     found = re.findall(rf"^```{language}\n(.*?)^```$", (DOCS / page).read_text("utf-8"), re.MULTILINE | re.DOTALL)
     return [block for block in found if ">>> " not in block]
 
 
 def run(page: str, folder: Path, addresses: dict[str, str]) -> None:
-    """Run all scripts of a page as one, in this process.
+    """Run all scripts of a page as a single script, in this process.
 
     ``addresses``: the page's addresses, and their replacements.
     """

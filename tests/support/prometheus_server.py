@@ -1,7 +1,7 @@
-"""Run a Prometheus that scrapes one address ten times a second and answers queries.
+"""Run a Prometheus server that scrapes one address ten times a second and answers queries.
 
-It keeps its samples in the test's folder and ends with the test. If the programs are missing, ``lacking`` says what to
-install.
+The server keeps its samples in the folder of the test and ends with the test. If the programs of Prometheus are
+missing, ``lacking`` says what to install.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ scrape_configs: [{{job_name: ddflow, static_configs: [{{targets: ["{target}"]}}]
 
 
 def lacking() -> dict[str, str]:
-    """Return the test files that cannot run here, and the fix for each."""
+    """Return the test files that cannot run on this machine, each with the programs to install for it."""
     there = all(shutil.which(each) for each in ("prometheus", "promtool"))
     return {} if there else {"exporters/test_dashboard.py": "apt install prometheus"}
 
 
 class Prometheus:
-    """A Prometheus that scrapes ``target``, a ``host:port``, while the block runs."""
+    """A Prometheus server that scrapes ``target``, a ``host:port``, while the block runs."""
 
     def __init__(self, folder: Path, target: str) -> None:
         with socket.socket() as free:
@@ -53,7 +53,10 @@ class Prometheus:
         self._process.wait()
 
     def query(self, expression: str) -> list[tuple[dict[str, str], float]]:
-        """Return an expression's series as labels and value; empty while Prometheus starts.  Raises HTTPError."""
+        """Return the series of an expression, each with its labels and its value.
+
+        The result is empty while Prometheus starts. Raises HTTPError.
+        """
         address = f"http://{self.address}/api/v1/query?{urlencode({'query': expression})}"
         try:
             with urllib.request.urlopen(address) as page:

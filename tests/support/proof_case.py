@@ -1,4 +1,7 @@
-"""Build states for tests of proofs: small states of every kind, their logs, and false contents with valid checksums."""
+"""Build small states and their logs for tests of `verify` and `fsck`.
+
+There is a state of every kind, and there are states with false contents but valid checksums.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ BERN = "city = 'Bern'"
 
 
 def plan(spec: dd.Upsert = EPOCH, **more: pa.DataType) -> dd.Flow:
-    """Return a flow of orders, their counts by city, and Bern's orders."""
+    """Return a flow with three outputs: orders, the counts of orders by city, and the orders of Bern."""
     flow = dd.Flow()
     columns = dict(zip(SCHEMA.names, SCHEMA.types, strict=True)) | more
     orders = flow.upserts("orders", columns, spec)
@@ -38,7 +41,7 @@ def plan(spec: dd.Upsert = EPOCH, **more: pa.DataType) -> dd.Flow:
 
 
 def events(seed: int, steps: int = 6, rows: int = 12, keys: int = 9, first: int = 0) -> list[pa.Table]:
-    """Return random events for some steps, with few keys.  ``first``: the number of the first step."""
+    """Return random events with few keys, for some steps. ``first`` is the number of the first step."""
     rng, out = random.Random(seed), []
     for step in range(first, first + steps):
         made = [
@@ -55,7 +58,10 @@ def events(seed: int, steps: int = 6, rows: int = 12, keys: int = 9, first: int 
 
 
 def feed(state: Any, steps: list[pa.Table], spec: dd.Upsert = EPOCH, **options: Any) -> None:
-    """Feed the events with a step or a push each; the frontier advances as far as no event is late."""
+    """Feed each table of events with a step or a push.
+
+    The frontier advances as far as it can before a remaining event would be late.
+    """
     with plan(spec).open(state, **options) as engine:
         for i, step in enumerate(steps):
             if spec.holds_back:
@@ -67,7 +73,7 @@ def feed(state: Any, steps: list[pa.Table], spec: dd.Upsert = EPOCH, **options: 
 
 
 def one(*ids: int, city: str = "Bern", at: int = 1) -> pa.Table:
-    """Return a row for each key; other columns are equal."""
+    """Return a table with a row for each key. Each column that is not given has the same value in all rows."""
     rows = [{"id": each, "city": city, "at": at, "gone": False} for each in ids]
     return pa.Table.from_pylist(rows, SCHEMA)
 
@@ -109,7 +115,7 @@ def lie_in(store: MemoryStore, **fields: Any) -> None:
 
 
 def rewritten(store: MemoryStore, named: list[Any], change: Callable[[pa.Table], pa.Table]) -> list[Any]:
-    """Write an inventory's file again with changed columns; return its entry."""
+    """Write a file of an inventory again with changed columns, and return the new entry of the file."""
     with pa.ipc.open_file(store.shared.blobs[named[0]][0]) as file:
         table = change(file.read_all())
 
@@ -121,5 +127,5 @@ def rewritten(store: MemoryStore, named: list[Any], change: Callable[[pa.Table],
 
 
 def named(path: Path, state: Path) -> str:
-    """Return a file's name in reports."""
+    """Return the name that a file has in reports."""
     return path.relative_to(state).as_posix()

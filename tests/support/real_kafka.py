@@ -1,6 +1,7 @@
-"""Check behaviour that only a real Kafka has: ``python tests/support/real_kafka.py broker:9092``, with your broker.
+"""Check behaviour that only a real Kafka has. Run ``python tests/support/real_kafka.py broker:9092``, with your broker.
 
-It makes topics with the prefix ``ddflow-check-``, prints a line per check, and exits with 1 if one fails:
+The program creates topics with the prefix ``ddflow-check-``, and prints a line for each check. If a check fails, the
+exit code is 1. The checks:
 
 - a second writer of an output fences the first, which gets an error;
 - an aborted transaction, or one of a dead writer, is not read; its epoch appears once;
@@ -8,7 +9,8 @@ It makes topics with the prefix ``ddflow-check-``, prints a line per check, and 
 - a new state can start at a time;
 - a position lost to retention or to a recreated topic raises `SourceChanged`.
 
-The tests' mock cluster has none of these.  ``--config name=value`` passes librdkafka settings, such as a password.
+The mock cluster of the tests has none of these properties.  ``--config name=value`` passes librdkafka settings, such as
+a password.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ SHAPE = TableShape("rows", pa.schema({"id": pa.int64()}), None)
 
 
 class Checks:
-    """The checks on the brokers ``servers``."""
+    """The checks, which run on the brokers ``servers``."""
 
     def __init__(self, servers: str, config: dict[str, str]) -> None:
         self.servers, self.config = servers, config
@@ -57,7 +59,7 @@ class Checks:
         assert producer.flush(30) == 0
 
     def read(self, topic: str, **more: Any) -> list[int]:
-        """Read a topic with a new state; return its ids."""
+        """Read a topic with a new state, and return the ids of its messages."""
         flow = dd.Flow()
         columns = {"id": pa.int64()}
         flow.output("rows", flow.upserts("rows", columns, dd.Upsert(key="id"), format=dd.formats.plain_json()))
@@ -66,7 +68,7 @@ class Checks:
             return sorted(row["id"] for row in engine.read("rows").to_pylist())
 
     def messages(self, topic: str) -> list[int]:
-        """Return the committed messages that a reader sees, with repetitions."""
+        """Return the committed messages that a reader sees, including duplicates."""
         opened = dd.sources.kafka(self.servers, topic, config=self.config).open({"rows": pa.schema([])}, None)
         found, empty = list[int](), 0
         while not opened.ended or empty < 5:
@@ -106,7 +108,7 @@ class Checks:
         return "messages and record of a writer that died were not read, and the epoch is there once"
 
     def die(self, topic: str) -> None:
-        """End this process inside a transaction with messages at the broker."""
+        """End this process in the middle of a transaction, when the broker already has messages of the transaction."""
         dying = self.writer(topic)
         dying.producer.begin_transaction()
         for id in (7, 8):
@@ -194,7 +196,7 @@ class Checks:
             try:
                 topic.result(30)
             except KafkaException:
-                continue  # it was never made
+                continue  # the topic was never created
 
 
 def record(epoch: int) -> TargetRecord:
@@ -214,7 +216,7 @@ def main() -> int:
 
 
 def looked_at(checks: Checks) -> list[str]:
-    """Run the checks and print a line for each; return the names of those that fail."""
+    """Run the checks and print a line for each of them. Return the names of the checks that fail."""
     looks: list[Callable[[], str]] = [
         checks.fencing,
         checks.dead_writer,

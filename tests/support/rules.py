@@ -1,7 +1,7 @@
-"""Define the twin's rules: equality, order, and the event that wins a key.
+"""Define the rules of the twin: which values are equal, how values are ordered, and which event wins a key.
 
-`resolve` follows docs/semantics.md, event by event in order of arrival. The verdict of a loser says how it lost, to the
-key's state or to a rival of the same time. `model` handles steps, times and outputs.
+`resolve` follows docs/semantics.md, event by event in order of arrival. The verdict of a losing event shows whether it
+lost to the state of the key or to another event of the same time. `model` handles steps, times and outputs.
 
 >>> from ddflow.plan.inputs.spec import Upsert
 >>> canonical(-0.0), canonical(float("nan")) is NAN
@@ -28,7 +28,10 @@ Condition = Callable[[Mapping[str, Any]], bool | None]
 
 
 class Refused(Exception):
-    """A refusal of a whole call; ``kinds`` names ddflow's exception classes, and any of them is right."""
+    """A refusal of a complete call.
+
+    ``kinds`` has names of ddflow's exception classes; the engine may raise any of these classes.
+    """
 
     def __init__(self, *kinds: str) -> None:
         super().__init__(*kinds)
@@ -36,17 +39,23 @@ class Refused(Exception):
 
 
 FORGIVEN: set[str] = set()
-"""Refusals that `refuse` ignores: a step may have several reasons, and any of them may be reported."""
+"""The kinds of refusals that `refuse` ignores.
+
+Tests add kinds to this set, to find out whether the twin has a further reason to refuse a step.
+"""
 
 
 def refuse(kind: str) -> None:
-    """Raise `Refused`, unless its kind is forgiven."""
+    """Raise `Refused`, unless all its kinds are in ``FORGIVEN``."""
     if kind not in FORGIVEN:
         raise Refused(kind)
 
 
 def canonical(value: Any) -> Any:
-    """Return the representative of all equal values: hashable, and equal by ``==`` inside a tuple."""
+    """Return one representative for all equal values.
+
+    The representative is hashable, and can be compared with ``==`` even inside a tuple.
+    """
     if isinstance(value, float):
         return NAN if value != value else value + 0.0
     if isinstance(value, dict):
@@ -57,7 +66,10 @@ def canonical(value: Any) -> Any:
 
 
 def rank(value: Any) -> tuple[Any, ...]:
-    """Return a canonical value's sort key in its type: null, then values, then NaN."""
+    """Return a sort key for a canonical value, which orders it among the values of its type.
+
+    Null comes first, then values, then NaN.
+    """
     return (0,) if value is None else (2,) if value is NAN else (1, value)
 
 
@@ -70,8 +82,9 @@ def ranks(values: Iterable[Any]) -> tuple[tuple[Any, ...], ...]:
 class Input:
     """An upsert input: its columns, its spec, and its SQL conditions as Python functions of an event.
 
-    For merging it has the columns' ``types`` by name (a dict for a struct), ``derive`` functions of a row, and a custom
-    merger ``function`` of the old and the new row.
+    The fields ``types``, ``derive`` and ``function`` are used only for merging. ``types`` has the type of each column
+    by name (a dict for a struct). ``derive`` has functions of a row. ``function`` is a custom merger of the old and the
+    new row.
     """
 
     columns: tuple[str, ...]
@@ -84,7 +97,7 @@ class Input:
 
     @property
     def row(self) -> tuple[str, ...]:
-        """Columns of the collection's row, in input order."""
+        """Columns of a row of the collection, in the order of the input."""
         spec = self.spec
         if spec.value is not None:
             return tuple(c for c in self.columns if c in spec.value or c in spec.key)
@@ -93,7 +106,7 @@ class Input:
 
     @property
     def counting(self) -> list[int]:
-        """Indexes of the row columns that count as a change."""
+        """Indexes of those row columns whose new values count as a change."""
         spec = self.spec
         if spec.track is not None:
             return [i for i, name in enumerate(self.row) if name in spec.track]
@@ -101,17 +114,17 @@ class Input:
 
     @property
     def keeps_order(self) -> bool:
-        """Whether the winner's order stays with its key, even after a delete."""
+        """True if the state of a key keeps the order of the winner, even after a delete."""
         spec = self.spec
         return spec.late == "advance" if spec.time else bool(spec.order_by or spec.seq or spec.groups)
 
     @property
     def ties(self) -> bool:
-        """Whether events of equal order tie; they do not if only arrival decides."""
+        """True if events of equal order tie. If only the order of arrival decides, no two events are equal in order."""
         return bool(self.spec.order_by) or self.spec.time is not None
 
     def deletes(self, event: Mapping[str, Any]) -> bool:
-        """Return whether an event deletes its key; null means live."""
+        """Return whether an event deletes its key. If the condition is null, the event does not delete."""
         if self.where is not None and self.where(event) is not True:
             return True
         if isinstance(self.spec.delete, Tombstone):
@@ -124,7 +137,7 @@ class Input:
 
 @dataclass(eq=False)
 class Event:
-    """An event that is neither bad nor dropped as late.
+    """An event that is not bad and was not dropped as late.
 
     ``numbers``: its arrival number and its seq.  ``given``: the columns of its batch; ``groups``: its order for each
     column group.
@@ -151,7 +164,7 @@ class Event:
 
 @dataclass
 class Held:
-    """A key's state: the winner's order, and its row, or None for a tombstone."""
+    """The state of a key: the order of the winning event, and its row, or None for a tombstone."""
 
     base: tuple[tuple[Any, ...], ...]
     order: Row
@@ -160,7 +173,7 @@ class Held:
 
 
 def is_stale(spec: Upsert, event: Event, held: Held) -> bool:
-    """Return whether the event is older than its key's state at the start of the step."""
+    """Return whether the event is older than the state that its key had at the start of the step."""
     if event.base != held.base:
         return event.base < held.base
     return spec.tie == "last" and spec.seq is not None and rank(event.seq) < rank(held.seq)
@@ -181,14 +194,17 @@ def beats(input: Input, event: Event, champion: Event | Held) -> bool:
 
 
 def size(input: Input, row: Row | None) -> tuple[Any, ...]:
-    """Return a row's sort key for ``tie="greatest"``: by counting columns; a row beats a delete."""
+    """Return the sort key of a row for ``tie="greatest"``.
+
+    The key consists of the columns that count as a change. A row is greater than a delete.
+    """
     return (0,) if row is None else (1, ranks(row[i] for i in input.counting))
 
 
 def resolve(input: Input, held: Held | None, events: list[Event], over: bool = False) -> Held:
-    """Set the verdict of every event of one key and time; return the key's new state.
+    """Set the verdict of every event of one key and time. Return the new state of the key.
 
-    Refuses a forbidden tie.  ``over``: ignore the stored order (full contents).
+    Raise `Refused` for a forbidden tie. With ``over``, the stored order is ignored, as for full contents.
     """
     spec = input.spec
     rival = held if input.keeps_order and not over else None
@@ -217,7 +233,7 @@ def resolve(input: Input, held: Held | None, events: list[Event], over: bool = F
 
 
 def same(input: Input, a: Row | None, b: Row | None) -> bool:
-    """Return whether no counting column changes."""
+    """Return True if the columns that count as a change are all equal."""
     if a is None or b is None:
         return a is b
     return [a[i] for i in input.counting] == [b[i] for i in input.counting]

@@ -1,7 +1,8 @@
 """Drive two writers of one S3 state over a faulty connection, and compare with a model.
 
-The model consists of dicts and never asks the stores. It reads the server directly. If an answer is lost, the model
-keeps every possibility and narrows them down by the server's contents.
+The model consists of dicts and never calls the stores; it reads the server directly. If the answer to a request is
+lost, the model keeps all possible results. When the model later reads the contents of the server, it drops the results
+that are no longer possible.
 """
 
 from __future__ import annotations
@@ -36,7 +37,10 @@ STEPS = (
 
 
 class Model:
-    """A model; ``seen`` counts the outcomes of each step.  `step` raises AssertionError at the first violation."""
+    """A model of the state.
+
+    ``seen`` counts the outcomes of all steps. `step` raises AssertionError at the first violation.
+    """
 
     def __init__(self, moto: Moto, proxy: Proxy, folder: Path, seed: int) -> None:
         self.moto, self.proxy, self.folder, self.seed = moto, proxy, folder, seed
@@ -53,14 +57,14 @@ class Model:
         self.stores = [self.open(0), self.open(1)]
 
     def open(self, which: int) -> S3Store:
-        """Open a store to replace one of the two, without faults."""
+        """Replace one of the two stores by a newly opened store; opening has no faults."""
         rate, self.proxy.rate = self.proxy.rate, 0.0
         store = S3Store(self.url, cache=self.folder / f"cache-{which}", options=options(self.proxy.url))
         self.proxy.rate = rate
         return store
 
     def step(self) -> None:
-        """Do one operation of one of the writers and check it."""
+        """Do an operation of one of the writers, and check the result."""
         name, which = self.random.choice(STEPS), self.random.randrange(2)
         try:
             outcome = getattr(self, name)(self.stores[which])
@@ -74,7 +78,7 @@ class Model:
         self.check_manifests()
 
     def put(self, store: S3Store) -> str:
-        """Put a blob; a failed one may still appear."""
+        """Put a blob. If the put fails, the blob may still appear later."""
         data = self.random.randbytes(self.random.choice((0, 10, 3_000, 100_000)))
         try:
             blob = store.put("arrow", lambda sink: sink.write(data))
@@ -86,7 +90,7 @@ class Model:
         return "done"
 
     def map(self, store: S3Store) -> str:
-        """Read a live or deleted blob: the result is right or missing, never wrong."""
+        """Read a live blob or a deleted blob. The result must be the right content, or nothing."""
         some = self.random.choice((self.blobs, self.blobs, self.deleted))
         if not some:
             return "nothing"
@@ -100,7 +104,11 @@ class Model:
         return "right"
 
     def list(self, store: S3Store) -> str:
-        """List all live blobs and no impossible ones."""
+        """List the blobs.
+
+        All live blobs must be listed. Any other listed blob must be a deleted blob, or a blob of a writer with a failed
+        put.
+        """
         listed = {entry.name: entry.length for entry in store.list_blobs()}
         for blob in self.blobs:
             assert listed.pop(blob.name, None) == blob.length, f"{blob.name} is not listed"
@@ -109,7 +117,7 @@ class Model:
         return "done"
 
     def delete(self, store: S3Store) -> str:
-        """Delete a blob; a late put may restore it as garbage."""
+        """Delete a blob. A late put may create the blob again as garbage."""
         if not self.blobs:
             return "nothing"
         blob = self.random.choice(list(self.blobs))
@@ -118,7 +126,10 @@ class Model:
         return "done"
 
     def publish(self, store: S3Store) -> str:
-        """Publish the next number or a taken one; the other writer may have published it first."""
+        """Publish under the next number, or under a number that is taken.
+
+        The other writer may have published this number first.
+        """
         greatest = max([*self.decided, *self.tried, self.expired])
         number = max(self.expired + 1, greatest + self.random.choice((-1, 0, 1, 1, 1)), 0)
         data = f"{store.nonce} {self.random.random()}".encode() * self.random.choice((1, 100))
@@ -139,13 +150,16 @@ class Model:
         return "won" if won else "lost"
 
     def numbers(self, store: S3Store) -> str:
-        """List manifest numbers: all decided ones, and none that was not tried."""
+        """List the numbers of manifests.
+
+        The list must contain all numbers that are surely published, and no number that was never tried.
+        """
         found = set(store.list_manifests())
         assert self.decided.keys() <= found <= self.tried.keys(), f"{found} of {self.decided.keys()}"
         return "done"
 
     def manifest(self, store: S3Store) -> str:
-        """Read a decided manifest."""
+        """Read a manifest that is surely published."""
         if not self.decided:
             return "nothing"
         number = self.random.choice(list(self.decided))
@@ -153,7 +167,7 @@ class Model:
         return "right"
 
     def expire(self, store: S3Store) -> str:
-        """Expire the oldest of many manifests; a late put may restore it."""
+        """Expire the oldest of many manifests. A late put may create this manifest again."""
         if len(self.decided) < 6:
             return "nothing"
         self.expired = min(self.decided)
@@ -179,7 +193,10 @@ class Model:
             return None
 
     def check_manifests(self) -> None:
-        """Check manifests: decided ones stay, failed ones never appear, doubtful ones are among those tried."""
+        """Check the manifests on the server.
+
+        Every published manifest still exists. A manifest never appears if its put was not tried or has surely failed.
+        """
         for number in range(self.expired + 1, max(self.tried, default=-1) + 1):
             there = self.there(number)
             assert there == self.decided.get(number, there), f"{number} changed"
@@ -188,7 +205,7 @@ class Model:
                 self.decided[number] = there
 
     def finish(self) -> None:
-        """Let all late requests arrive, and check everything."""
+        """Let all late requests arrive, and then check everything."""
         self.proxy.calm()
         self.check_manifests()
         store = self.open(0)

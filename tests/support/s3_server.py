@@ -1,8 +1,9 @@
 """Provide S3 over HTTP as fixtures: moto's server, and a proxy that injects faults.
 
-moto checks a key and puts it in two steps, so two conditional puts at once could both win; real S3 lets one win. So
-requests go through moto one at a time. The proxy draws each request's fate from a seed: it never arrives, arrives after
-its sender gave up, succeeds with no or a wrong answer, or is refused.
+moto checks a key and then puts it, so two concurrent conditional puts could both win; in real S3, one wins. So moto
+processes one request at a time. For each request, the proxy makes a random choice that depends on a seed. Some requests
+never arrive, and some arrive only after the sender has given up. Other requests succeed but get no answer or a wrong
+answer, or are refused.
 """
 
 from __future__ import annotations
@@ -38,19 +39,25 @@ FAULTS: Final = {
     "403": "is not served, answered 403",
     "slow": "is served, the connection is closed without an answer after a minute",
 }
-"""Faults of a request, by name."""
+"""Faults that any request may have, by name."""
 
 
 CONDITIONAL: Final = {"denied", "conflict"}
-"""Faults of conditional puts only."""
+"""Faults that only conditional puts may have."""
 
 
 BUCKETS = itertools.count(1)
-"""Bucket numbers, unique in a process, because its servers share moto's contents."""
+"""The numbers of buckets.
+
+Bucket numbers are unique in a process, because all servers of a process share the contents of moto.
+"""
 
 
 class Moto:
-    """A moto S3 behind a lock, on a free port of the loopback.  ``url``: its endpoint."""
+    """An S3 server of moto, whose requests take a lock, on a free port of the loopback address.
+
+    ``url`` is its endpoint.
+    """
 
     def __init__(self) -> None:
         from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
@@ -84,8 +91,9 @@ class Moto:
 class Proxy:
     """A proxy to ``target`` that injects one of ``faults`` with probability ``rate`` (0 at first).
 
-    Conditional puts are few, so their rate is double.  ``seen``: counts by fault.  ``late``: delayed requests, with the
-    number of requests before them.  ``conditions``: whether the conditions of puts are passed on.
+    Conditional puts are rare, so their fault rate is doubled. ``seen``: the number of times that each fault occurred.
+    ``late``: delayed requests, each with the number of requests to wait for. ``conditions``: True if the conditions of
+    puts are passed on.
     """
 
     def __init__(self, target: str) -> None:
@@ -122,7 +130,10 @@ class Proxy:
         threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
 
     def fail(self, seed: int, rate: float, *faults: str, times: int = 1 << 60) -> None:
-        """Inject these faults (by default all but the slow one) at this rate, at most ``times`` times."""
+        """Inject these faults at this rate, at most ``times`` times.
+
+        By default, inject all faults except the slow one.
+        """
         self.faults = faults or tuple(each for each in FAULTS if each != "slow")
         self.rate, self.random, self.left = rate, random.Random(seed), times
 
@@ -135,7 +146,7 @@ class Proxy:
             self.late.clear()
 
     def stop(self) -> None:
-        """Take no more requests."""
+        """Stop accepting requests."""
         self.server.shutdown()
         self.server.server_close()
 
@@ -161,7 +172,7 @@ class Proxy:
         return self._answer(handler, (status, headers, body))
 
     def _choose(self, request: Request) -> tuple[str, int]:
-        """Choose a fault or "", and a delay; deliver due requests first."""
+        """Choose a fault or "", and a delay. First deliver the delayed requests that are due."""
         with self.lock:
             due = [each for wait, each in self.late if wait <= 0]
             self.late = [(wait - 1, each) for wait, each in self.late if wait > 0]
@@ -212,14 +223,14 @@ def forward(target: str, request: Request) -> Answer:
 
 
 def options(url: str, **more: Any) -> dict[str, Any]:
-    """Return a store's options for this endpoint: three tries with short waits."""
+    """Return the options of a store for this endpoint. The options allow three tries with short waits."""
     quick = {"max_retries": 2, "backoff": {"init_backoff": timedelta(milliseconds=1)}}
     return {"endpoint": url, "access_key_id": "id", "secret_access_key": "key", "retry_config": quick, **more}
 
 
 @pytest.fixture(scope="session")
 def moto() -> Moto:
-    """Share one server in the whole session."""
+    """Share one server in the complete test session."""
     return Moto()
 
 

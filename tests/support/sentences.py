@@ -1,7 +1,8 @@
-"""Split docstrings, comments, pages, notebooks and messages into sentences, and count patterns of hard English.
+"""Split docstrings, comments, pages, notebooks and messages into sentences, and count patterns that are hard to read.
 
-`PATTERNS` has a limit for each pattern, in per cent of all sentences. The limits come from the same count over polars,
-pandas, PySpark, numba and others. Code, names in backticks, headings and cells of few words are no sentences.
+`PATTERNS` has a limit for each pattern, in per cent of all sentences. The limits were chosen by counting the same
+patterns in polars, pandas, PySpark, numba and other projects. Code, names in backticks, headings, and table cells with
+few words do not count as sentences.
 
 >>> [*split("Read it.  What is read is kept.", 4)]
 ['What is read is kept.']
@@ -21,7 +22,7 @@ from itertools import groupby
 from pathlib import Path
 
 WORDS, CELL_WORDS = 4, 8
-"""Fewer words are no sentence, in text and in a cell of a table."""
+"""The minimum number of words of a sentence in text, and the minimum in a cell of a table."""
 PATTERNS = [
     ("opens with What, Whose or Who", re.compile(r"^(?:What|Whatever|Whose|Who|Whoever)\b(?!.*\?$)"), 0.4),
     ("opens with Of, Those, As, Behind or Beside", re.compile(r"^(?:Of|Those|As|Behind|Beside|Beneath)\b"), 0.9),
@@ -72,7 +73,7 @@ LINK = re.compile(r"!?\[([^\]]*)\]\([^)]*\)")
 
 
 def split(text: str, words: int) -> Iterator[str]:
-    """Yield the sentences of a paragraph that have so many words."""
+    """Yield the sentences of a paragraph that have at least this many words."""
     plain = " ".join(LINK.sub(r"\1", NAME.sub("X", text)).replace("**", "").split())
     for sentence in re.split(r"(?<=[.!?])\s+(?=[A-Z\"'])", plain):
         if len(sentence.split()) >= words and re.match(r"[A-Z\"']", sentence):
@@ -80,7 +81,7 @@ def split(text: str, words: int) -> Iterator[str]:
 
 
 def split_page(text: str) -> Iterator[str]:
-    """Yield the sentences of Markdown or of a docstring, those in its lists and tables too."""
+    """Yield the sentences of a Markdown text or a docstring, including the sentences in lists and tables."""
     for pattern in CODE:
         text = pattern.sub("\n\n", text)
     for row in re.findall(r"^\|.*\|$", text, re.MULTILINE):
@@ -91,7 +92,10 @@ def split_page(text: str) -> Iterator[str]:
 
 
 def list_docstrings(source: str) -> Iterator[str]:
-    """Yield the docstrings of a module, of its classes, functions and values, and its comments, joined by block."""
+    """Yield the docstrings of a module and of its classes, functions and values.
+
+    Yield the comments, too; the lines of a comment block are joined.
+    """
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             yield ast.get_docstring(node) or ""
@@ -104,7 +108,10 @@ def list_docstrings(source: str) -> Iterator[str]:
 
 
 def list_sentences(path: Path) -> set[str]:
-    """List the sentences of a file: Python, Markdown, a notebook, or a text with a message a line."""
+    """List the sentences of a file.
+
+    The file is Python, Markdown, a notebook, or a text with one message on each line.
+    """
     source = path.read_text("utf-8")
     match path.suffix:
         case ".py":

@@ -1,4 +1,4 @@
-"""Simulate a disk in memory with every possible result of a power loss, and a disk with failing calls.
+"""Simulate a disk in memory that can show each possible result of a power loss. Simulate also a disk whose calls fail.
 
 >>> disk = SimDisk()
 >>> file = disk.create("/a", 0o600)
@@ -26,11 +26,14 @@ import pyarrow as pa
 from ddflow.storage.folder.disk import Disk, FileStatus
 
 SECTOR = 512
-EVERY = 32  # operations between stored states, from which others are computed
+EVERY = 32  # number of operations between stored states; other states are computed from stored ones
 
 
 class Pending(NamedTuple):
-    """A name that appeared (``node``) or vanished (None) in a folder; ``twin``: shared by both halves of a rename."""
+    """A change of a folder that is not synced yet: a name was added (with a ``node``) or removed (None).
+
+    Both halves of a rename have the same ``twin``.
+    """
 
     name: str
     node: int | None
@@ -38,9 +41,9 @@ class Pending(NamedTuple):
 
 
 class State(NamedTuple):
-    """The durable state after so many operations, and what is not durable.
+    """The state of the disk after some number of operations. The state records what is durable and what is not durable.
 
-    Values are never changed, only replaced.
+    Values in the state are never modified, only replaced by new values.
     """
 
     folders: dict[int, tuple[dict[str, int], tuple[Pending, ...]]]
@@ -52,15 +55,16 @@ class State(NamedTuple):
 
 
 def error(number: int, path: str = "") -> OSError:
-    return OSError(number, os.strerror(number), path)  # OSError picks its subclass by number
+    return OSError(number, os.strerror(number), path)  # OSError chooses its subclass by the error number
 
 
 class SimDisk(Disk):
-    """A simulated disk that logs every call; ``most``: maximum bytes of one write, so that longer writes are short.
+    """A simulated disk that logs every call. A call with more than ``most`` bytes writes only a part of them.
 
-    Until a file is synced, each of its sectors may be lost, torn or kept, and its length varies. Until a folder is
-    synced, its new and removed names may or may not exist. A folder's sync does not cover files' bytes, a file's sync
-    does not cover its name. A failed sync's data is lost to later syncs.
+    Until a file is synced, a power loss may lose, tear or keep each of its sectors, and the length of the file varies.
+    Until a folder is synced, a power loss may undo any creation or removal of a name in the folder. A sync of a folder
+    does not make the bytes of its files durable. A sync of a file does not make the name of the file durable. If a sync
+    fails, later syncs do not write the data of the failed sync either.
     """
 
     def __init__(self, most: int | None = None, clock: float = 1e9) -> None:
@@ -73,7 +77,7 @@ class SimDisk(Disk):
         self.log: list[tuple[Any, ...]] = []
         self.kept = [State({0: ({}, ())}, {}, ())]
 
-    # Calls of the store
+    # Calls that the store makes
 
     def resolve_path(self, path: str) -> str:
         return os.path.normpath(path)
@@ -162,7 +166,7 @@ class SimDisk(Disk):
     def read_clock(self) -> float:
         return self.clock + len(self.log)
 
-    # Calls of wrong stores only
+    # Calls that only incorrect stores make
 
     def reopen(self, path: str) -> int:
         """Open an existing file for appending."""
@@ -171,11 +175,11 @@ class SimDisk(Disk):
     # Calls of tests
 
     def note(self, text: Any) -> None:
-        """Record a promise; images cut later have it in their ``notes``."""
+        """Record a promise. The promise is in the ``notes`` of each image whose power loss comes after this call."""
         self._did("note", text)
 
     def doom(self, file: int) -> None:
-        """Fail a sync of this file: later syncs do not restore its unwritten data."""
+        """Make a sync of this file fail. Later syncs do not write the data of the failed sync."""
         self._did("doom", self._of(file))
 
     @property
@@ -183,10 +187,12 @@ class SimDisk(Disk):
         return list(self._at(len(self.log)).notes)
 
     def image(self, seed: int, cut: int | None = None) -> SimDisk:
-        """Return a possible result of a power loss after ``cut`` operations, by default a random number.  O(cut / 32).
+        """Return a possible result of a power loss after ``cut`` operations.
 
-        ``seed`` alone decides all choices of an image, so (scenario, seed) is reproducible. The model is harsher than
-        any file system.
+        By default, the number of operations is random. O(cut / 32).
+
+        ``seed`` alone decides all choices of an image, so (scenario, seed) is reproducible. The model loses more than
+        any real file system.
         """
         random = Random(seed)
         chosen = random.randrange(len(self.log) + 1)
@@ -220,7 +226,7 @@ class SimDisk(Disk):
             yield seed, self.image(seed)
 
     def content(self) -> tuple[Any, ...]:
-        """Return all contents for comparison: names of folders and files, and the files' bytes."""
+        """Return all contents for comparison: the names of folders and files, and the bytes of files."""
         found: list[Any] = []
         waiting = [("", 0)]
         while waiting:
@@ -298,7 +304,7 @@ class SimDisk(Disk):
 
 
 def _after(state: State, operations: list[tuple[Any, ...]]) -> State:
-    """Return the state after more operations."""
+    """Apply further operations to a state, and return the resulting state."""
     folders, files, notes = state.copy()
     for index, (kind, *values) in enumerate(operations):
         if kind in ("create", "link", "mkdir", "unlink", "rename"):
@@ -339,7 +345,10 @@ def _applied(durable: dict[str, int], pending: Any) -> dict[str, int]:
 
 
 def _names(random: Random, keep: float, durable: dict[str, int], pending: tuple[Pending, ...]) -> dict[str, int]:
-    """Apply a random subset of a folder's changes, in order: only the last one of a name matters."""
+    """Choose a random subset of a folder's changes, and apply it in order.
+
+    If a name has changed several times, only the last change matters.
+    """
     chosen = {i for i in range(len(pending)) if random.random() < keep}
     gone = {pending[i].twin for i in chosen if pending[i].node is None}
     return _applied(
@@ -359,7 +368,10 @@ def _over(durable: bytes, writes: tuple[tuple[int, bytes], ...]) -> bytes | byte
 
 
 def _survivors(random: Random, keep: float, durable: bytes, writes: tuple[tuple[int, bytes], ...]) -> bytes:
-    """Return a file with each written sector kept, torn or unchanged (zeros after the old end)."""
+    """Return the content of a file after a power loss.
+
+    Each written sector is kept, torn or unchanged. An unchanged sector after the old end of the file contains zeros.
+    """
     if not writes:
         return durable
     whole = bytes(_over(durable, writes))
@@ -401,13 +413,13 @@ KINDS = {
     "EIO": CALLS,
     "short": ("write",),
     "fsync": SYNCS,
-    # done, but reported as failed
+    # the call succeeds, but is reported as failed
     "answer": ("mkdir", "link", "rename", "unlink", "fsync", "sync_dir", "close", "write"),
 }
 
 
 class Faulty(Disk):
-    """A disk that fails its ``at``-th call of this kind (from 0), once or from then on (``forever``).
+    """A disk whose ``at``-th call of a given kind fails, counted from 0. With ``forever``, all later calls fail too.
 
     ``calls``: the number of calls of this kind.  ``failed``: the names of failed calls.  ``before``: called before
     every call with its name and arguments, to observe or to raise.
@@ -465,15 +477,19 @@ for _name in CALLS:
     setattr(Faulty, _name, _by_call(_name))
 
 
-# Scenarios on a disk, and the promises that every image keeps
+# Scenarios on a disk, and the promises that hold in every image
 
 
 class Killed(BaseException):
-    """The end of a process, without another call."""
+    """The death of a process. The process makes no more calls."""
 
 
 def killing(name: str, ending: str, nth: int = 0) -> Callable[..., Any]:
-    """Return a ``before`` for `Faulty`: it kills at the ``nth`` call (from 0) of a name on a path with this ending."""
+    """Return a function for the parameter ``before`` of `Faulty`.
+
+    Kill the process at a call with this name on a path with this ending. ``nth`` is the number of this
+    call, from 0.
+    """
     seen = [0, 0]
 
     def before(called: str, *arguments: Any) -> None:
@@ -486,7 +502,7 @@ def killing(name: str, ending: str, nth: int = 0) -> Callable[..., Any]:
 
 
 class Story(NamedTuple):
-    """A scenario and its check on images of a disk.
+    """A scenario, and the check that each image of its disk must pass.
 
     ``scenario(open, note)``: the actions; ``open(before=None)`` gives a new process's store, ``note`` records a
     promise. ``check(store, notes)``: raises unless a store keeps these promises.  ``make(disk)``: a store on a disk.
@@ -502,7 +518,7 @@ class Story(NamedTuple):
         return disk
 
     def violation(self, disk: SimDisk, seeds: range) -> str | None:
-        """Return the first image that breaks a promise, or None; equal images are checked once."""
+        """Return the first image that breaks a promise, or None. Equal images are checked only once."""
         seen: set[int] = set()
         for seed, image in disk.images(seeds):
             notes = image.notes

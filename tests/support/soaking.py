@@ -1,8 +1,8 @@
-"""Run a soak: tests in random order for some minutes, then a report of finished and missing tests.
+"""Run a soak: run tests in random order for some minutes, then report finished and missing tests.
 
-This pytest plugin is active with ``DDFLOW_SOAK=1``; ``DDFLOW_MINUTES=60`` sets the limit, without it there is none. At
-the limit, the running test is cut short: it does not fail, and the example database keeps its findings. With xdist,
-each worker keeps the time and reports to the controller.
+This pytest plugin is active with ``DDFLOW_SOAK=1``. ``DDFLOW_MINUTES=60`` sets a time limit; the default is no limit.
+At the limit, the running test is stopped. A test that the time limit stops does not fail, and its examples stay in the
+example database. With xdist, each worker checks the time by itself, and reports results to the controller.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ OVER = "the time of the soak is over"
 
 
 class Soak:
-    """A soak; ``left``: tests that were not begun; ``cut``: tests that were cut short."""
+    """The state of a soak.
+
+    ``left`` has the tests that did not start, and ``cut`` the tests that were stopped at the limit.
+    """
 
     def __init__(self, config: pytest.Config) -> None:
         minutes = float(os.environ.get("DDFLOW_MINUTES") or 1e9)
@@ -35,12 +38,12 @@ class Soak:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
-        """Give all workers the controller's end time."""
+        """Give the end time of the controller to all workers."""
         node.workerinput["soak_end"] = self.end
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Shuffle the tests by the run's seed; each worker gets the same order."""
+        """Shuffle the tests by the seed of the run. Each worker gets the same order."""
         seeded("order").shuffle(items)
 
     @pytest.hookimpl(tryfirst=True)
@@ -53,7 +56,7 @@ class Soak:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
-        """Cut the test short at the limit."""
+        """Stop the running test at the limit."""
 
         def over(*_: Any) -> None:
             self.cut.append(item.nodeid)
@@ -70,7 +73,10 @@ class Soak:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
-        """Report a worker's results; a soak without time for any test is no error."""
+        """Send the results of this worker to the controller.
+
+        If a soak had no time for any test, this is not an error.
+        """
         if hasattr(session.config, "workeroutput"):
             session.config.workeroutput["soak"] = (self.ran, self.cut, self.left)
         if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and self.left:
@@ -78,7 +84,7 @@ class Soak:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
-        """Add a worker's results."""
+        """Add the results of a worker to the total."""
         ran, cut, left = getattr(node, "workeroutput", {}).get("soak", (0, [], []))
         self.ran, self.cut, self.left = self.ran + ran, self.cut + cut, self.left + left
 

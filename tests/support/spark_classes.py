@@ -1,7 +1,7 @@
-"""Archive Spark's loaded classes, so that a run's twenty or so JVMs start in half the time.
+"""Archive the classes that Spark loads. With the archive, the twenty or so JVMs of a test run start in half the time.
 
 ``.ci/test`` makes the archive beside the compiled kernels if it is missing, and ``conftest.py`` passes it to every JVM.
-A JVM with another version or other jars silently ignores it. Run this file as a program to make the archive.
+A JVM with another version or other jars silently ignores the archive. Run this file as a program to make the archive.
 """
 
 from __future__ import annotations
@@ -18,10 +18,13 @@ from typing import Any
 from ddflow.kernels.cache import list_cache_directories
 
 OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xlog:disable -Xlog:all=error:stderr"
-"""JVM options: test JVMs are short-lived, so the second compiler and the parallel collector cost too much."""
+"""Options of the JVM.
+
+The JVMs of tests run only for a short time, so the second compiler and the parallel collector cost too much.
+"""
 
 KEPT = 3
-"""Number of archives to keep, for other environments and versions: each has 190 MB."""
+"""Number of archives to keep; each environment and version has its own archive. Each archive has 190 MB."""
 
 
 def archive() -> Path:
@@ -31,12 +34,12 @@ def archive() -> Path:
 
 
 def options() -> str:
-    """Return the JVM options of a run."""
+    """Return the JVM options of a test run."""
     return f"{OPTIONS} -XX:SharedArchiveFile={archive()}" if archive().exists() else OPTIONS
 
 
 def make() -> None:
-    """Run the kinds of jobs that tests run; their JVM writes the archive when it ends."""
+    """Run the kinds of jobs that tests run. When the JVM of these jobs ends, it writes the archive."""
     archive().parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=archive().parent) as folder:
         made = Path(folder) / "classes"
@@ -71,7 +74,7 @@ def jobs(folder: str) -> None:
         read.option("checkpointLocation", f"{folder}/at").trigger(availableNow=True).start().awaitTermination()
         java = spark.sparkContext._gateway.proc
     java.stdin.close()
-    java.wait()  # it writes when it ends
+    java.wait()  # the JVM writes the archive when it ends
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Share one local Spark session per process (fixture ``spark``), frames of tables, and a comparison.
+"""Share one local Spark session per process (fixture ``spark``), make DataFrames from tables, and compare DataFrames.
 
-The session validates Arrow schemas, which is off by default, so a wrong type out of ``mapInArrow`` fails a test. Its
-time zone is an unusual one. It starts with the first test that needs it, and its Python workers stay warm from module
-to module. A process has one session at a time. So a test with another session (a cluster, the demo) uses the fixture
-``alone``, which stops the shared one.
+The session validates Arrow schemas, which is off by default, so a wrong type out of ``mapInArrow`` fails a test. The
+time zone of the session is an unusual one. The session starts with the first test that needs it. The Python workers of
+the session keep running from one test module to the next. A process has one session at a time. So a test with another
+session (a cluster, the demo) uses the fixture ``alone``, which stops the shared session.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _session: SparkSession | None = None
 
 
 def shared() -> SparkSession:
-    """Return the session of this process, on two threads; start it if there is none."""
+    """Return the session of this process, which has two threads. Start a session if there is none."""
     global _session
     if _session is None:
         _session = _shared.enter_context(local_session("tests", cores=2, memory="1g"))
@@ -53,7 +53,10 @@ def stop_shared() -> None:
 
 @contextmanager
 def kept(spark: SparkSession) -> Iterator[SparkSession]:
-    """Yield the session; afterwards restore its settings, the workers' environment and the cache."""
+    """Yield the session.
+
+    After the test, restore the settings of the session, the environment of its workers, and the cache.
+    """
     before, environment = spark.conf.getAll, dict(spark.sparkContext.environment)
     try:
         yield spark
@@ -81,7 +84,10 @@ def setting(spark: SparkSession, name: str, value: str) -> Iterator[None]:
 
 
 def frame_of(spark: SparkSession, *parts: pa.Table) -> DataFrame:
-    """Make a frame with one partition per table, in order, with Spark's types."""
+    """Make a DataFrame with Spark's types.
+
+    The DataFrame has one partition for each table, in the order of the tables.
+    """
     frames = []
     for part in parts:
         schema = build_transfer_schema(part.schema, "a test")
@@ -95,7 +101,10 @@ def frame_of(spark: SparkSession, *parts: pa.Table) -> DataFrame:
 
 
 def locally(flow: dd.Flow, inputs: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
-    """Return the local engine's output: one step at 0, or all pushed and closed."""
+    """Return the output of the local engine.
+
+    The engine either makes one step at time 0, or gets all events in one push and then closes the input.
+    """
     with flow.open() as engine:
         if not flow.holds_back:
             return dict(engine.step(inputs, time=0))
@@ -104,12 +113,12 @@ def locally(flow: dd.Flow, inputs: Mapping[str, pa.Table]) -> dict[str, pa.Table
 
 
 def counted(table: pa.Table) -> Counter[tuple[Any, ...]]:
-    """Count each row, in plain values."""
+    """Count how often each row occurs, as plain Python values."""
     return Counter(plain(table))
 
 
 def assert_same(frames: Mapping[str, DataFrame], expected: Mapping[str, pa.Table]) -> None:
-    """Assert that the frames hold exactly the rows of the tables, in columns with the same names."""
+    """Assert that the DataFrames have exactly the rows of the tables, in columns with the same names."""
     assert list(frames) == list(expected)
     for name, table in expected.items():
         found = frames[name].toArrow()

@@ -1,7 +1,7 @@
-"""Run a Spark plan without Spark: each stage's tasks one after the other, in this process.
+"""Run a Spark plan without Spark. The tasks of each stage run one after the other, in this process.
 
-Shuffles are lists with chunks in reverse order, a few at a time. Every task runs twice, and both attempts must give the
-same.
+A shuffle is a list that gives chunks in reverse order, a few at a time. Every task runs twice, and both attempts must
+give the same output.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ SECRET = Secret(5, 6)
 
 
 def by_hand(flow: dd.Flow, given: Mapping[str, Sequence[pa.Table]], partitions: int) -> dict[str, pa.Table]:
-    """Return each output in its transfer types.  ``given``: by input, its rows for each reading task."""
+    """Return each output in its transfer types.
+
+    ``given`` has, for each input, the rows of each task that reads the input.
+    """
     packed, columns = [], {name: tuple(tables[0].column_names) for name, tables in given.items()}
     for name, tables in given.items():
         by = make_partitioner(flow, name, partitions, SECRET, columns[name])
@@ -41,7 +44,10 @@ def by_hand(flow: dd.Flow, given: Mapping[str, Sequence[pa.Table]], partitions: 
 
 
 def attempted(task: StatelessStageTask, chunks: Sequence[pa.RecordBatch], number: int) -> list[pa.RecordBatch]:
-    """Run two attempts at a task on its partition's chunks, and return the first one's output."""
+    """Run two attempts at a task, both on the chunks of the task's partition.
+
+    Return the output of the first attempt.
+    """
     table = pa.Table.from_batches(chunks, PACKED)
     mine = [row for row, to in enumerate(table.column("to").to_pylist()) if to == number]
     rows = table.take(pa.array(mine[::-1], pa.int64())).combine_chunks().to_batches(max_chunksize=2)
@@ -51,6 +57,6 @@ def attempted(task: StatelessStageTask, chunks: Sequence[pa.RecordBatch], number
 
 
 def whole(table: pa.Table) -> pa.RecordBatch:
-    """Return a table as one record batch, even without rows."""
+    """Return a table as one record batch, even if the table has no rows."""
     columns = [column.combine_chunks() for column in table.columns]
     return pa.RecordBatch.from_arrays(columns, schema=table.schema)

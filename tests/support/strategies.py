@@ -1,8 +1,8 @@
-"""Draw schemas, specs, plans and events with hypothesis, small enough that keys meet, orders tie and times repeat.
+"""Draw schemas, specs, plans and events with hypothesis, from so few values that keys, orders and times repeat.
 
-A drawn scenario is valid JSON (see ``doors``) with a consistent spec, so a failing example is already a trace. Options
-of a spec exclude each other, and conditions need their columns. Interesting values (NaN, -0.0, null, equal orders,
-deletes of absent keys) must occur often.
+A drawn scenario is valid JSON (see ``doors``) with a consistent spec, so a failing example is already a trace. The
+strategies know which options of a spec exclude each other, and which columns a condition needs. Interesting values
+(NaN, -0.0, null, equal orders, deletes of absent keys) must occur often.
 
 >>> sorted(VALUES["bool"])
 [False, True]
@@ -58,7 +58,7 @@ EXTREMES: dict[str, list[Any]] = {
     "date32": [-719_162, 2_932_896],
     "decimal(9,2)": ["9999999.99", "-9999999.99"],
 }
-"""Extreme values for keys and orders; payload has none, because ``n + 1`` would overflow."""
+"""Extreme values for keys and orders. Payload columns do not get extreme values, because ``n + 1`` would overflow."""
 FLAT = [kind for kind in VALUES if not kind.startswith(("list", "struct"))]
 PAYLOAD = {"n": "int64", "s": "string", "f": "float64", "b": "bool", "d": "decimal(9,2)", "x": "binary"}
 TIMES = ["int64", "int64", "timestamp[us]", "date32"]
@@ -69,7 +69,7 @@ VERBS = (*LINEAR, "count", "sets", "top", "versions", *["join"] * 2, *["agg"] * 
 
 
 def maybe(strategy: st.SearchStrategy[Any], other: Any = None) -> st.SearchStrategy[Any]:
-    """Draw from the strategy, or more often return the plain ``other``."""
+    """Draw from the strategy, or more often return ``other``."""
     return st.one_of(st.just(other), st.just(other), strategy)
 
 
@@ -80,7 +80,7 @@ def some(names: list[str], least: int = 0) -> st.SearchStrategy[list[str]]:
 
 @st.composite
 def inputs(draw: st.DrawFn, holds_back: bool, **fixed: Any) -> dict[str, Any]:
-    """Draw one input: columns and spec.  ``fixed`` options are used unchanged."""
+    """Draw one input with its columns and its spec. The options in ``fixed`` are used unchanged."""
     keys = {"k": draw(st.sampled_from(FLAT))} | (
         {"j": draw(st.sampled_from(FLAT))} if draw(st.integers(0, 3)) == 0 else {}
     )
@@ -127,7 +127,7 @@ def inputs(draw: st.DrawFn, holds_back: bool, **fixed: Any) -> dict[str, Any]:
 
 @st.composite
 def deletes(draw: st.DrawFn, spec: dict[str, Any], payload: Mapping[str, str]) -> dict[str, str]:
-    """Add one form of delete to the spec; return the column it needs."""
+    """Add one form of delete to the spec, and return the column that this form needs."""
     form = draw(st.sampled_from(["none", "flag", "word", "moment", "sql"]))
     if form == "flag":
         spec["delete"] = {"tombstone": "gone"}
@@ -154,7 +154,7 @@ def row_of(columns: Mapping[str, str], spec: Mapping[str, Any]) -> list[str]:
 
 
 def ignored(input: Mapping[str, Any]) -> list[str]:
-    """Return a drawn input's row columns without the key that do not count as a change."""
+    """Return the row columns of a drawn input, without the key, whose new values do not count as a change."""
     spec = input["spec"]
     if "track" not in spec:
         return list(spec.get("noop_ignore", []))
@@ -165,7 +165,7 @@ def ignored(input: Mapping[str, Any]) -> list[str]:
 def plans(
     draw: st.DrawFn, columns: dict[str, str], names: list[str], depth: int = 2, verbs: tuple[str, ...] = VERBS
 ) -> tuple[list[Any], dict[str, str]]:
-    """Draw a nested list over inputs with these row columns, and its own columns."""
+    """Draw a nested list over inputs with these row columns. Return the list, and the columns of its result."""
     if depth == 0:
         return ["input", draw(st.sampled_from(names))], columns
     below, of = draw(plans(columns, names, depth - 1, verbs))
@@ -210,7 +210,7 @@ def plans(
 
 @st.composite
 def sets(draw: st.DrawFn, below: list[Any], of: dict[str, str], conditions: list[str]) -> list[Any]:
-    """Draw a threshold, or a union, difference or intersection of two collections."""
+    """Draw a threshold of one collection, or a union, difference or intersection of two collections."""
     verb = draw(st.sampled_from(["distinct", "threshold", "set", "set"]))
     if verb == "distinct":
         return ["distinct", below]
@@ -224,7 +224,7 @@ def sets(draw: st.DrawFn, below: list[Any], of: dict[str, str], conditions: list
 
 @st.composite
 def tops(draw: st.DrawFn, below: list[Any], of: dict[str, str]) -> tuple[list[Any], dict[str, str]]:
-    """Draw the first rows of groups, from a collection without negative multiplicities."""
+    """Draw a plan that takes the first rows of each group, from a collection without negative multiplicities."""
     below = not_below_zero(below)
     ways = st.sampled_from(["", " desc", " asc nulls last", " desc nulls first"])
     by = [name + draw(ways) for name in draw(some(list(of)))]
@@ -234,7 +234,7 @@ def tops(draw: st.DrawFn, below: list[Any], of: dict[str, str]) -> tuple[list[An
 
 
 def not_below_zero(plan: list[Any]) -> list[Any]:
-    """Return the plan, or one with nonnegative multiplicities."""
+    """Return the plan, changed if needed so that its multiplicities are not negative."""
     return ["threshold", plan, "n * n"] if "negate" in repr(plan) else plan
 
 
@@ -246,7 +246,10 @@ def joins(
     other: tuple[list[Any], dict[str, str]],
     conditions: list[str],
 ) -> tuple[list[Any], dict[str, str]]:
-    """Draw a join of any kind with another plan; its columns get new names, except a key with one name."""
+    """Draw a join of any kind with another plan.
+
+    The columns of the other plan get new names, unless a column is the key of both plans and has the same name in both.
+    """
     right, there = other
     pairs = [(a, b) for a in of for b in there if of[a] == there[b] and not of[a].startswith(("list", "struct"))]
     on = draw(st.lists(st.sampled_from(pairs), max_size=2, unique_by=(lambda p: p[0], lambda p: p[1]))) if pairs else []
@@ -280,7 +283,7 @@ def aggregates(
 def histories(
     draw: st.DrawFn, below: list[Any], of: dict[str, str], conditions: list[str]
 ) -> tuple[list[Any], dict[str, str]]:
-    """Draw the versions of keys, over existing rows that no index has by key."""
+    """Draw a plan with the versions of keys, over a collection that is not indexed by key."""
     order = draw(st.sampled_from(list(of)))
     key = [name for name in draw(some(list(of))) if name != order]
     delete = draw(st.sampled_from([None, *conditions[:2]]))
@@ -304,7 +307,7 @@ def projections(draw: st.DrawFn, below: list[Any], of: dict[str, str]) -> tuple[
 
 @st.composite
 def scenarios(draw: st.DrawFn, holds_back: bool | None = None, **fixed: Any) -> dict[str, Any]:
-    """Draw inputs (one, or two of one shape) and up to two outputs."""
+    """Draw one input, or two inputs of the same shape, and up to two outputs."""
     holds_back = draw(st.booleans()) if holds_back is None else holds_back
     input = draw(inputs(holds_back, **fixed))
     names = ["a", "b"] if draw(st.integers(0, 3)) == 0 else ["a"]
@@ -317,7 +320,7 @@ def scenarios(draw: st.DrawFn, holds_back: bool | None = None, **fixed: Any) -> 
 
 
 def element(kind: str, nulls: bool) -> st.SearchStrategy[Any]:
-    """Draw one of a type's few values."""
+    """Draw one of the few values that this module uses for a type."""
     return st.sampled_from([*VALUES[kind] * 2, *([None] if nulls else [])])
 
 
@@ -325,7 +328,7 @@ def element(kind: str, nulls: bool) -> st.SearchStrategy[Any]:
 def events(
     draw: st.DrawFn, input: Mapping[str, Any], most: int = 8, least: int = 0, times: tuple[int, int] = (0, 6)
 ) -> list[list[Any]]:
-    """Draw rows of an input; keys are sometimes null, and times are within ``times``."""
+    """Draw rows of an input. Keys are sometimes null, and times are within ``times``."""
     spec, columns = input["spec"], input["columns"]
     kinds = []
     for name, kind in columns.items():
@@ -356,7 +359,7 @@ def _encoded(table: pa.Table) -> pa.Table:
 
 
 def _reordered(table: pa.Table) -> pa.Table:
-    """Reorder columns, convert text to views, and put rows after an offset."""
+    """Reorder columns, convert text to string views, and make the rows a slice that starts at an offset."""
     padded = pa.concat_tables([table.slice(0, 1), table]).combine_chunks().slice(min(1, table.num_rows))
     columns = {name: padded.column(name) for name in reversed(table.column_names)}
     return pa.table(
@@ -374,11 +377,11 @@ SHAPES: dict[str, Shape] = {
     "reordered": _reordered,
     "reader": lambda table: pa.RecordBatchReader.from_batches(table.schema, table.to_batches(max_chunksize=3)),
 }
-"""Shapes in which the same rows may arrive."""
+"""The forms in which the same rows can arrive, for example with reordered columns or with dictionaries."""
 
 
 def shapes() -> st.SearchStrategy[Shape]:
-    """Draw one of the shapes of input."""
+    """Draw one of the forms in which rows may arrive."""
     return st.sampled_from(sorted(SHAPES)).map(lambda name: SHAPES[name])
 
 

@@ -1,8 +1,8 @@
 """Run a proxy between client and server that can cut connections.
 
-While ``frozen``, it accepts connections and bytes but passes none on, like a lost network. ``seen`` gets the server's
-data and returns the client's: other bytes, or None to cut the connection, so that the client never gets them. A target
-with a leading ``/`` is a socket's path.
+While ``frozen`` is set, the proxy accepts connections and bytes but forwards nothing, as if the network were lost. The
+function ``seen`` gets the data of the server and returns the data for the client. If ``seen`` returns None, the
+connection is cut before the client gets the data. A target with a leading ``/`` is the path of a socket.
 
 >>> with Proxy(("127.0.0.1", 1)) as proxy:
 ...     proxy.port > 0
@@ -69,7 +69,7 @@ class Proxy:
 
 
 def _pass(one: socket.socket, other: socket.socket, proxy: Proxy, back: bool) -> None:
-    """Copy data from one socket to the other.  ``back``: whether the receiver is the client."""
+    """Copy data from one socket to the other. ``back`` is True if the client is the receiver."""
     with suppress(OSError):
         while data := one.recv(1 << 16):
             while proxy.frozen:

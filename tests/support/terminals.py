@@ -15,7 +15,7 @@ def until_closed(terminal: int) -> str:
     while True:
         try:
             piece = os.read(terminal, 65536)
-        except OSError:  # Linux reports the closed other end this way
+        except OSError:  # on Linux, the other end of the terminal is closed
             break
         if not piece:
             break
@@ -25,12 +25,12 @@ def until_closed(terminal: int) -> str:
 
 
 def without_colours(shown: str) -> str:
-    """Remove the sequences for colour and cursor from output."""
+    """Remove the control sequences for colours and the cursor from output."""
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
 
 
 def on_a_terminal(*words: str, every: float | None = None) -> tuple[int, str]:
-    """Return a command's exit code in this folder, and its output without colours.
+    """Run a command in this folder. Return its exit code, and its output without colours.
 
     ``every``: seconds between updates of the progress line; 0 shows each.
     """
@@ -39,14 +39,14 @@ def on_a_terminal(*words: str, every: float | None = None) -> tuple[int, str]:
 
 
 def sent(*words: str, term: str = "xterm", columns: int = 120, every: float | None = None) -> tuple[int, str]:
-    """Return the exit code and all output to a terminal of this kind and width."""
+    """Run a command on a terminal of this kind and width. Return its exit code and all its output."""
     program, terminal = begun(*words, term=term, columns=columns, every=every)
     shown = until_closed(terminal)
     return program.wait(), shown
 
 
 def begun(*words: str, term: str = "xterm", columns: int = 120, every: float | None = None) -> tuple[Program, int]:
-    """Start a command line on a terminal; return it and our end of the terminal."""
+    """Start a command line on a terminal. Return the process, and the test's end of the terminal."""
     ours, theirs = pty.openpty()
     environment = os.environ | {"TERM": term, "COLUMNS": str(columns)}
     look = "" if every is None else f"from ddflow import terminal\nterminal.EVERY = {every}\n"

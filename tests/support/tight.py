@@ -1,8 +1,9 @@
-"""Make engines spill with a few events, and count what really happened.
+"""Make engines spill with only a few events, and count what they really spilled.
 
 ``tiny()`` shrinks the sizes of merges, ranges, chunks and pieces to a few rows, and yields a counter of `WAYS`.
-``tighten(engine)`` removes an open engine's memory shares, so that everything goes to files. A test of spilling would
-pass without any spill. So the functions that spill are counted, and tests assert on the counts.
+``tighten(engine)`` removes an open engine's memory shares, so that everything goes to files. Without a check, a test of
+spilling would pass even if nothing were spilled. So this module counts the calls of the functions that spill, and tests
+assert the counts.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from ddflow.trace.index import Index
 from ddflow.trace.merge import RunMerge
 
 MEMORY = "16MB"
-"""The least budget that an engine with a spill folder accepts."""
+"""The smallest budget that an engine with a spill folder accepts."""
 WAYS = (
     "a step taken in ranges",
     "a change that went on disk at once",
@@ -55,7 +56,7 @@ WAYS = (
     "work shared by threads",
     "values computed from their hashes",
 )
-"""Events of a spilling engine that `tiny` counts."""
+"""The kinds of work of a spilling engine that `tiny` counts."""
 
 SMALL: list[tuple[Any, str, Any]] = [
     (pending_runs, "LARGE", 600),
@@ -75,12 +76,12 @@ SMALL: list[tuple[Any, str, Any]] = [
     (inventory_text, "FEWEST", 2),
     (inventory_text, "MOST", 4),
 ]
-"""Size constants of ddflow, and their values under `tiny`."""
+"""Size constants of ddflow, and the values that `tiny` gives them."""
 
 
 @contextmanager
 def watching() -> Iterator[Counter[str]]:
-    """Yield a counter of ``WAYS``."""
+    """Count the kinds of work in ``WAYS`` while the block runs; yield the counter."""
     seen: Counter[str] = Counter()
     with pytest.MonkeyPatch.context() as patch:
         for owner, name, tell in WATCHED:
@@ -90,7 +91,7 @@ def watching() -> Iterator[Counter[str]]:
 
 @contextmanager
 def tiny() -> Iterator[Counter[str]]:
-    """Shrink all size constants to a few rows; yield the counter."""
+    """Shrink all size constants to a few rows while the block runs. Yield the counter."""
     with pytest.MonkeyPatch.context() as patch, watching() as seen:
         for module, name, size in SMALL:
             patch.setattr(module, name, size)
@@ -98,7 +99,7 @@ def tiny() -> Iterator[Counter[str]]:
 
 
 def watched(function: Callable[..., Any], tell: Callable[..., list[str]], seen: Counter[str]) -> Callable[..., Any]:
-    """Wrap a function; count what ``tell`` returns for its result and arguments."""
+    """Wrap a function. After each call, pass its result and arguments to ``tell``, and count what ``tell`` returns."""
 
     @wraps(function)
     def wrapped(*given: Any, **named: Any) -> Any:
@@ -147,11 +148,18 @@ WATCHED: list[tuple[Any, str, Callable[..., list[str]]]] = [
         lambda _, text, *__: ["an inventory in sections"] if text.blobs else [],
     ),
 ]
-"""Watched functions, and what each call counts, by its result and arguments."""
+"""The watched functions.
+
+Each function is wrapped together with a second function, which decides from the result and the arguments how a call
+counts.
+"""
 
 
 def tighten(engine: Engine, share: int = 0, rows: int = 3) -> None:
-    """Give the engine ``share`` bytes each for state, pending events and results, and ``rows`` rows a computation."""
+    """Give the engine ``share`` bytes for each of state, pending events and results.
+
+    A computation gets ``rows`` rows.
+    """
     budget = engine.dataflow.budget
     budget.state = budget.pending = budget.buffered = share
     budget.piece = 700
@@ -161,7 +169,10 @@ def tighten(engine: Engine, share: int = 0, rows: int = 3) -> None:
 
 
 def spill(engine: Engine, rest: int) -> None:
-    """Spill the engine's data down to ``rest`` thousandths: 0 is all, 1000 only starts a flush."""
+    """Spill the engine's data until ``rest`` thousandths of it are left in memory.
+
+    0 spills everything, and 1000 only starts a flush.
+    """
     folder = engine.dataflow.budget.home
     assert folder is not None
     if not rest:
@@ -173,7 +184,7 @@ def spill(engine: Engine, rest: int) -> None:
 
 
 def merge(engine: Engine, effort: int | None, bite: int = 2) -> None:
-    """Advance all running merges by ``effort`` versions, None for all; ``bite``: versions at once."""
+    """Advance all running merges by ``effort`` versions, with ``bite`` versions at once. None completes the merges."""
     for arranged in engine.dataflow.graph.arrangements.values():
         arranged.piece = arranged.spine.most = arranged.on_disk.most = bite
         settled = arranged.latest <= arranged.since
@@ -184,7 +195,7 @@ def merge(engine: Engine, effort: int | None, bite: int = 2) -> None:
 
 @contextmanager
 def full(size: int = 0) -> Iterator[None]:
-    """Limit files of this process to ``size`` bytes; the error is the same as from a full disk."""
+    """Limit each file of this process to ``size`` bytes; a longer file gives the same error as a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
@@ -194,5 +205,5 @@ def full(size: int = 0) -> Iterator[None]:
 
 
 def files(place: Path | str) -> list[str]:
-    """Return the files in a spill folder, without the lock."""
+    """Return the files in a spill folder, except the lock file."""
     return sorted(name for name in os.listdir(place) if name != LOCK)

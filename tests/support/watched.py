@@ -1,7 +1,8 @@
-"""Measure a program's memory from outside while it works, and list this process's open files.
+"""Measure from outside how much memory a program uses while it works. List the open files of this process.
 
-The program writes a line when it is ready, waits for one, writes another when it is done, waits again, and ends with
-its answer as JSON. Only its private memory counts, without pages of mapped files.
+The program writes a line when it is ready, and then waits to read a line. When its work is done, the program writes
+another line and waits again. At the end it writes its answer as JSON. Only private memory is measured; pages of mapped
+files are left out.
 """
 
 from __future__ import annotations
@@ -18,7 +19,11 @@ from typing import Any, NamedTuple
 
 
 class Watched(NamedTuple):
-    """A measurement: ``idle`` bytes when ready, ``most`` bytes until done, and the program's ``answer``."""
+    """A measurement.
+
+    ``idle`` is the bytes when the program is ready, ``most`` is the maximum until it is done, and ``answer`` is its
+    answer.
+    """
 
     idle: int
     most: int
@@ -26,7 +31,7 @@ class Watched(NamedTuple):
 
 
 def watched(program: str, *arguments: str) -> Watched:
-    """Run Python code and measure it."""
+    """Run Python code in a separate process, and measure this process."""
     command = [sys.executable, "-c", program, *arguments]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None and process.stdout is not None
@@ -51,16 +56,16 @@ def watched(program: str, *arguments: str) -> Watched:
 
 
 def private(pid: int) -> int:
-    """Return a process's private bytes without mapped files; 0 if the system does not report them."""
+    """Return the private bytes of a process, without mapped files. Return 0 if the system does not report them."""
     status = Path(f"/proc/{pid}/status")
     lines = status.read_text().splitlines() if status.exists() else []
     return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon:"))
 
 
 def open_below(folder: Path) -> list[str]:
-    """List the open paths of this process below a folder; none on a system without ``/proc``.
+    """List the paths below a folder that this process has open. On a system without ``/proc``, the list is empty.
 
-    Descriptors of other folders may close at any time, when an object of an earlier test is collected.
+    Files in other folders may be closed at any time, when the garbage collector frees an object of an earlier test.
     """
     found = list[str]()
     with suppress(FileNotFoundError):

@@ -124,16 +124,21 @@ def test_fsck_looks_at_what_waits_and_at_what_sinks_say(place: Path) -> None:
     manifest = newest_of(state)
     orders = manifest.sources["orders"]
     wrong = {
-        "no output of its plan": {"other": replace(manifest.sinks["counts"], epoch=12)},
-        "was given epoch 3 and has acknowledged 1": {"counts": replace(manifest.sinks["counts"], written=3)},
-        "was given another epoch 12": {"orders": replace(manifest.sinks["orders"], digest="0" * 32)},
-        "lacks epoch 1, whose updates are not kept": {"counts": replace(manifest.sinks["counts"], epoch=0, written=0)},
+        "but its plan has no such output": {"other": replace(manifest.sinks["counts"], epoch=12)},
+        "received epoch 3, but has acknowledged only 1": {"counts": replace(manifest.sinks["counts"], written=3)},
+        "received an epoch 12 that differs": {"orders": replace(manifest.sinks["orders"], digest="0" * 32)},
+        "lacks epoch 1, but its updates are no longer kept": {
+            "counts": replace(manifest.sinks["counts"], epoch=0, written=0)
+        },
     }
     positions = {
-        "none of files: Expected `int`, got `null` - at `$.before`": ("files", orders.position | {"before": None}),
-        "none of kafka: Object missing required field `offsets`": ("kafka", {}),
-        "none of postgres: Expected `str`, got `int` - at `$.lsn`": ("postgres", {"lsn": 7}),
-        "none of sqlite: Expected `object`, got `null`": ("sqlite", None),
+        "not a valid position of files: Expected `int`, got `null` - at `$.before`": (
+            "files",
+            orders.position | {"before": None},
+        ),
+        "not a valid position of kafka: Object missing required field `offsets`": ("kafka", {}),
+        "not a valid position of postgres: Expected `str`, got `int` - at `$.lsn`": ("postgres", {"lsn": 7}),
+        "not a valid position of sqlite: Expected `object`, got `null`": ("sqlite", None),
     }
     for number, (words, sink) in enumerate([*wrong.items(), *((words, {}) for words in positions)]):
         copy = place / f"copy {number}"
@@ -158,8 +163,8 @@ def test_fsck_looks_at_what_waits_and_at_what_sinks_say(place: Path) -> None:
 def test_going_back_brings_positions_back_and_names_the_sinks_that_are_ahead(place: Path) -> None:
     state = place / "state"
     shown = said("rollback", state, "--to-epoch", 9, "--yes")
-    assert "the source 'orders'" in shown and "position of epoch 9" in shown
-    assert "the sink of 'orders' may have epochs up to 12, which are no more: ddflow sync" in shown
+    assert "the source 'orders'" in shown and "position at epoch 9" in shown
+    assert "the sink of 'orders' may have epochs up to 12, which no longer exist: ddflow sync" in shown
     assert len(newest_of(state).sources["orders"].position["done"]) == 9
     assert fsck(state).ok
     gc(state, grace=0, orphans=0)

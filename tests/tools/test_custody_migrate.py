@@ -188,10 +188,10 @@ def test_the_verb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         {"id": 1, "city": "Chur", "at": 4, "_time": 3, "_diff": -1},
         {"id": 1, "city": "Bern", "at": 5, "_time": 3, "_diff": 1},
     ]
-    assert "new is at epoch 2: 2 updates, net, of old" in result.stderr
+    assert "new is at epoch 2: 2 updates, net, against old" in result.stderr
     verb("migrate", "old", "none", *words[3:], "-o", "none.csv", "--retain", "0")
     assert [dd.Snapshot.open(each).manifest.retain for each in ("old", "new", "none")] == [3, 3, 0]
-    assert "there is a state already" in verb(*words, code=1).stderr
+    assert "a state already exists there" in verb(*words, code=1).stderr
     # It goes on as if `diff` had made it.
     result = verb("diff", "1.csv", "--key", "id", "--order-by", "at", "--state", "new", "-o", "-")
     assert "now at epoch 3" in result.stderr and "noop 2" in result.stderr
@@ -204,4 +204,4 @@ def test_the_verb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "2.csv").write_text("id,city,at\n,Chur,4\n")
     assert "2.csv" in verb(*words, "-o", "net.csv", code=1).stderr
     assert not (tmp_path / "other").exists() and not (tmp_path / "net.csv").exists()
-    assert "need another place" in re.sub(r"[│\s]+", " ", verb(*words, "--json", code=2).output)
+    assert "would both go to stdout" in re.sub(r"[│\s]+", " ", verb(*words, "--json", code=2).output)

@@ -267,13 +267,13 @@ def test_the_verb_lists_asks_and_goes_back(tmp_path: Path) -> None:
         assert result.exit_code == code, (result.output, result.exception)
         return result.output
 
-    assert "say --yes" in " ".join(run(code=2).split())
+    assert "pass --yes" in " ".join(run(code=2).split())
     listed = json.loads(run("--list", "--json"))
     assert [each["epoch"] for each in listed] == [4, 3, 2, 1, 0] and {each["wrong"] for each in listed} == {None}
     (tmp_path / "state" / "manifests" / f"{4:016d}").write_bytes(b"cut")
     assert "DAMAGED: manifest 4" in run("--list")
-    assert "is at epoch 3 again: manifest 5 says what 3 said\npassed over: manifest 4" in run("--yes")
+    assert "is at epoch 3 again: manifest 5 has the contents of manifest 3\nskipped: manifest 4" in run("--yes")
     assert json.loads(run("--to-epoch", "1", "--yes", "--json"))["epoch"] == 1
-    assert "at epoch 1 already" in run("--to-epoch", "1", "--yes")
+    assert "already at epoch 1" in run("--to-epoch", "1", "--yes")
     assert "epoch 77" in run("--to-epoch", "77", "--yes", code=1)
     assert load_newest_manifest(LocalStore(state, readonly=True)).epoch == 1  # type: ignore[union-attr]

@@ -132,7 +132,7 @@ def test_a_log_without_rows_has_the_columns_of_the_collection() -> None:
 WRONG: dict[str, tuple[Any, dd.Upsert, type[DdflowError], str]] = {
     "a number": (5, SPEC, NotArrow, "int does not speak Arrow"),
     "a path": ("orders.parquet", SPEC, UnreadableInput, "there is no such file"),
-    "no part and no schema": ([], SPEC, NotArrow, "give schema="),
+    "no part and no schema": ([], SPEC, NotArrow, "pass schema="),
     "a number among the parts": ([TABLE, 5], SPEC, NotArrow, "int does not speak Arrow"),
     "values": (pa.array([1]), SPEC, NotArrow, "holds no rows"),
     "a column that was not declared": ([TABLE, pa.table({"k": [1], "z": [1]})], SPEC, SchemaMismatch, "a column 'z'"),

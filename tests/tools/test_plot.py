@@ -1,4 +1,4 @@
-"""Test plots: they show their figures, and say what they need."""
+"""Test plots: they show their figures, and report what they need."""
 
 from __future__ import annotations
 

@@ -186,7 +186,7 @@ def test_all_that_is_wrong_is_told_at_once(whole: Path, tmp_path: Path) -> None:
     cut(chosen[0], random.Random(1))
     report = dd.fsck(state)
     assert named(chosen[0], state) in {each.file for each in report.problems}
-    assert report.garbage is None and "not known" in str(report)
+    assert report.garbage is None and "garbage: unknown" in str(report)
 
 
 @mid_test
@@ -368,8 +368,8 @@ def test_a_version_that_the_next_was_not_made_from_is_noted() -> None:
 def test_what_a_report_says(whole: Path, tmp_path: Path) -> None:
     shutil.copytree(whole / "state", tmp_path / "state")
     report = dd.fsck(tmp_path / "state")
-    assert str(report).startswith(f"{tmp_path / 'state'}, epoch 8: whole; ")
+    assert str(report).startswith(f"{tmp_path / 'state'}, epoch 8: no problems; ")
     hurt = kinds(tmp_path / "state")["batch"][0]
     hurt.unlink()
     said = str(dd.fsck(tmp_path / "state"))
-    assert "1 PROBLEMS" in said and f"blobs/{hurt.name}: it is missing, and the manifest names it" in said
+    assert "1 PROBLEMS" in said and f"blobs/{hurt.name}: it is missing, but the manifest names it" in said

@@ -135,10 +135,10 @@ def test_events_at_or_after_the_frontier_are_pending_and_not_missing() -> None:
         later = sum(pc.sum(pc.greater_equal(step["at"], 20)).as_py() for step in steps)
     found = compared(store, steps)
     assert found.ok and found.later == found.pending == later > 5
-    assert any(f"the log has {later}, {later} are pending" in note for note in found.notes)
+    assert any(f"the log has {later}, and {later} are pending" in note for note in found.notes)
     more = compared(store, [*steps, pa.table({"id": [1], "at": [30]})])
     assert not more.ok and not more.first and (more.later, more.pending) == (later + 1, later)
-    assert f"{later} events are pending, the log has {later + 1}" in more.text
+    assert f"{later} events are pending, but the log has {later + 1}" in more.text
 
 
 def test_keys_with_an_advanced_event_pending_are_not_compared() -> None:
@@ -154,7 +154,7 @@ def test_keys_with_an_advanced_event_pending_are_not_compared() -> None:
         engine.push({"orders": late})  # stamped 5, which is not closed yet
     found = compared(store, [first, late])
     assert found.ok and found.unknown == 1 and found.pending == 0
-    assert any("1 keys have a late event pending" in note for note in found.notes)
+    assert any("1 keys have an advanced late event that is pending" in note for note in found.notes)
     with plan(spec).open(store.reopen()) as engine:
         engine.advance_to(6)
     found = compared(store, [first, late])
@@ -174,7 +174,7 @@ def test_what_no_log_can_tell_is_noted() -> None:
     assert any("refused 1 late events" in note for note in found.notes)
     assert any("['city'] do not count as changes" in note for note in found.notes)
     found = compared(store, pa.table({"id": [1], "at": [1]}))
-    assert found.ok and "the state has taken in 2 events, the log has 1" in found.notes
+    assert found.ok and "the state has ingested 2 events, but the log has 1" in found.notes
 
 
 def test_only_what_is_tracked_is_compared() -> None:
@@ -183,7 +183,7 @@ def test_only_what_is_tracked_is_compared() -> None:
         engine.step({"orders": pa.table({"id": [1, 2], "city": ["a", "b"], "at": [1, 1]})}, 1)
     found = compared(store, pa.table({"id": [1, 2], "city": ["x", "y"], "at": [1, 2]}))
     assert (found.missing, found.different) == (0, 1)
-    assert "only the columns ['at'] count as changes, and are compared" in found.notes
+    assert "only the columns ['at'] count as changes, so only these are compared" in found.notes
 
 
 def test_a_row_that_a_lie_put_into_the_state_is_found() -> None:
@@ -240,7 +240,7 @@ def test_rows_out_of_place_are_a_corrupt_state() -> None:
         )
 
     lie(store, tell)
-    with pytest.raises(dd.errors.CorruptState, match="stands where its key does not belong"):
+    with pytest.raises(dd.errors.CorruptState, match="not in the place of its key"):
         compared(store, steps)
 
 
@@ -301,7 +301,7 @@ def test_rows_out_of_place_or_of_another_range_are_a_corrupt_state(again: int) -
     assert len(high) == 4 and HashedRows.of_range(table, bound, secret, high[0], high[-1]).high.tolist() == high
     wrong = pa.concat_tables([table.slice(0, 3), table.slice(again, 1)])
     for bad, begin, end in ((wrong, 0, 2**64 - 1), (table, high[0] + 1, high[-1]), (table, high[0], high[-1] - 1)):
-        with pytest.raises(dd.errors.CorruptState, match="stands where its key does not belong"):
+        with pytest.raises(dd.errors.CorruptState, match="not in the place of its key"):
             HashedRows.of_range(bad, bound, secret, begin, end)
 
 

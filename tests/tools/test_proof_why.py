@@ -1,4 +1,4 @@
-"""Test why: versions equal reads at their times, verdicts equal the engine's, and the text is readable."""
+"""Test why: versions equal reads at their times, verdicts equal those of the engine, and the text is readable."""
 
 from __future__ import annotations
 
@@ -125,10 +125,10 @@ def test_where_times_are_days_events_say_their_part_of_the_log() -> None:
         engine.replace("orders", log[2], time=date(2026, 11, 4))
         story = engine.why("orders", 7, [log[0], log[1], Full(log[2])])
     assert str(story).splitlines()[-4:] == [
-        "its 2 events in the log (by the parts of the log, in their order)",
+        "its 2 events in the log (in the order of the parts of the log)",
         "  in part 1: applied (id=7, city='Bern', at=5)",
         "  in part 2: stale (id=7, city='Basel', at=3); the key held order (at=5)",
-        "  in part 3: deleted: full contents do not name it, by order (at=6)",
+        "  in part 3: deleted: full contents lack it, by order (at=6)",
     ]
     rows = story.table.filter(pc.field("verdict").is_valid()).to_pylist()
     assert [(row["_time"], row["_part"]) for row in rows] == [(None, 1), (None, 2), (None, 3)]
@@ -150,7 +150,7 @@ def test_a_story_as_people_read_it() -> None:
         "the key (id=7) of 'orders' holds nothing",
         "  earlier, from 1: (id=7, city='Chur', at=5), by order (at=5)",
         "  from 3 or before: deleted, by order (at=9)",
-        "its 5 events in the log (times are of the replay: one epoch for each part of the log)",
+        "its 5 events in the log (times are replay epochs, one for each part of the log)",
         "  at 1: tie_lost (id=7, city='Bern', at=5, gone=False); the key held order (at=5)",
         "  at 1: applied (id=7, city='Chur', at=5, gone=False)",
         "  at 2: stale (id=7, city='Basel', at=3, gone=False); the key held order (at=5)",
@@ -185,11 +185,11 @@ def test_state_that_was_merged_and_compacted_still_tells_its_winners() -> None:
 
 REFUSED: dict[str, Any] = {
     "the input 'order'": ("order", 1, "did you mean 'orders'?"),
-    "a text": ("orders", "x", "'x' is no int64"),
+    "a text": ("orders", "x", "'x' is not a valid int64"),
     "null": ("orders", None, "'id' is null"),
     "two values": ("orders", {"id": 1, "city": "Bern"}, "its columns are ['id']"),
     "another column": ("orders", {"idd": 1}, "its columns are ['id']"),
-    "a half": ("orders", 1.5, "is no int64"),
+    "a half": ("orders", 1.5, "is not a valid int64"),
 }
 
 

@@ -1,4 +1,4 @@
-"""Test estimates: close to the engine's mean, an upper bound for each step, and exact numbers of keys."""
+"""Test estimates: they are close to the engine's mean, an upper bound for each step, and exact for numbers of keys."""
 
 from __future__ import annotations
 
@@ -223,15 +223,15 @@ def test_it_prints_as_a_table_with_sizes_as_a_person_reads_them() -> None:
 
 
 BAD: list[tuple[dict[str, Any], type[errors.DdflowError], str]] = [
-    ({"keys": 2}, errors.SpecError, "an estimate with keys=2: the sample has 3 different keys; give the number"),
-    ({"keys": 0}, errors.SpecError, "keys=0: that is no count; give a whole number, 1 or more"),
-    ({"keys": 3.0}, errors.SpecError, "keys=3.0: that is no count"),
-    ({"step": 0}, errors.SpecError, "step=0: that is no count"),
-    ({"step": True}, errors.SpecError, "step=True: that is no count"),
+    ({"keys": 2}, errors.SpecError, "an estimate with keys=2: the sample has 3 different keys; pass the total number"),
+    ({"keys": 0}, errors.SpecError, "keys=0: that is not a count; use a whole number, 1 or more"),
+    ({"keys": 3.0}, errors.SpecError, "keys=3.0: that is not a count"),
+    ({"step": 0}, errors.SpecError, "step=0: that is not a count"),
+    ({"step": True}, errors.SpecError, "step=True: that is not a count"),
     ({"spec": dd.Upsert("id")}, errors.SpecError, "key= of 'the table': there is no column 'id'"),
     ({"table": pa.table({"value": ["{}"]})}, errors.SchemaMismatch, r"messages, without the key .*spark_bridge.decode"),
     ({"table": [1, 2]}, errors.NotArrow, "list does not speak Arrow"),
-    ({"table": pa.table({"key": [1], "_diff": [1]})}, errors.SpecError, r"\['_diff'\] are those that updates carry"),
+    ({"table": pa.table({"key": [1], "_diff": [1]})}, errors.SpecError, r"\['_diff'\] have names that ddflow reserves"),
 ]
 
 

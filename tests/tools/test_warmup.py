@@ -193,7 +193,9 @@ def test_where_nothing_can_be_kept_the_verb_says_so_and_fails(tmp_path: Path) ->
     places = {"DDFLOW_CACHE_DIR": str(tmp_path / "chosen"), "TMPDIR": str(tmp_path), "NUMBA_DISABLE_JIT": "1"}
     said = subprocess.run([DDFLOW, "warmup"], capture_output=True, text=True, env=os.environ | places, timeout=120)
     assert (said.returncode, said.stdout) == (1, "")
-    assert said.stderr.startswith("ddflow: keep compiled kernels: no directory for them can be written; name one")
+    assert said.stderr.startswith(
+        "ddflow: keep compiled kernels: no directory for them is writable; set DDFLOW_CACHE_DIR"
+    )
 
 
 def test_without_the_compiler_there_is_nothing_to_do(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Test that an arrangement reads like a dict of histories at every distinguishable time, after any merges."""
+"""Test that an arrangement reads like a dict of histories, at every time from since on and after any merges."""
 
 from __future__ import annotations
 

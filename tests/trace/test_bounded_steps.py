@@ -1,4 +1,4 @@
-"""Test that no step pays for a large merge, by counting the versions its merges visit, on 10^5 to 10^6 keys."""
+"""Test that no step pays for a large merge, by counting the versions that merges visit, on 10^5 to 10^6 keys."""
 
 from __future__ import annotations
 

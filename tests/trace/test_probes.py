@@ -1,7 +1,7 @@
 """Test that the index visits few slots, for steps of any size and keys in any order.
 
-Slots are counted, not seconds. Each thread's keys are a range of identities. Growing the table for one range at a time
-once made a step of a million rows ten times slower on two threads than on one.
+The tests count slots, not seconds. Each thread's keys are a range of identities. Growing the table for one range at a
+time once made a step of a million rows ten times slower on two threads than on one.
 """
 
 from __future__ import annotations

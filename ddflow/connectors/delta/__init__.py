@@ -1,1 +1,1 @@
-"""Read the changes of a Delta Lake table, and write an output to one."""
+"""Read the changes of a Delta Lake table, and write an output to a table."""

@@ -1,10 +1,10 @@
 """Write an output to a table of Delta Lake.
 
-An epoch is one commit in the table's log: added rows, or a merge by the key. The same commit stores the record of the
-epoch as application transaction identifiers, because the log keeps these for ever. They are ``ddflow.epoch``, and the
-halves of the state's id, of the manifest's digest and of a hash of the output's name.
-Guarantees: if two writers write one epoch, one commits and the other fails. The secrets of ``storage_options`` appear
-in no repr, message or manifest.
+An epoch is one commit in the table's log, which adds rows or merges by the key. This commit also stores the record of
+the epoch, as application transaction identifiers, because the log keeps these identifiers for ever. The number of the
+epoch is in the identifier ``ddflow.epoch``. The state's id, the manifest's digest and a hash of the output's name each
+take two identifiers, one for each half of the value. Guarantees: if two writers write the same epoch, one writer
+commits and the other writer fails. No repr, message or manifest shows the secrets in ``storage_options``.
 
 >>> DeltaSink("s3://lake/by_city", "upsert", {"secret": "hush"})
 DeltaSink(path='s3://lake/by_city', mode='upsert')
@@ -12,7 +12,7 @@ DeltaSink(path='s3://lake/by_city', mode='upsert')
 
 import json
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from time import time
@@ -20,7 +20,6 @@ from typing import Any, ClassVar, Final
 from uuid import uuid4
 
 import pyarrow as pa
-import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pyarrow.types as pat
 import xxhash
@@ -29,58 +28,30 @@ from ddflow.columns.names import DELETED, quote_name
 from ddflow.connectors.api import Mode, OpenSink, Staging, TableChanges, TableShape, TableSink, TargetRecord
 from ddflow.connectors.lake_table import LakeTable
 from ddflow.connectors.modes import merge_upserts_and_deletes
-from ddflow.errors import SinkFailed, convert_errors, first_line, import_extra, mask_secrets
+from ddflow.connectors.table_shape import build_sink_refusal
+from ddflow.errors import SinkFailed, SinkRefused, convert_errors, first_line, import_extra, mask_secrets
 from ddflow.storage.address import refuse_embedded_secret
 
-OPTIONS: Final = "give them as storage_options="
+OPTIONS: Final = "pass them as storage_options="
 EPOCH: Final = "ddflow.epoch"
 _SIGNED: Final = 1 << 64
+_CONSTRAINT: Final = "delta.constraints."
+_BROKEN: Final = "failed validation check"
+"""Text in the library's error about a row that violates a constraint."""
 
 
 def resolve_address(path: str) -> str:
-    """Return the address of a table: a URL unchanged, a path made absolute."""
+    """Return the address of a table: a URL unchanged, or the absolute path of a folder."""
     return path if "://" in path else os.path.abspath(path)
 
 
 def import_deltalake() -> Any:
     """Import the library of Delta Lake.  Raises `MissingExtra`."""
-    return import_extra("speak to Delta Lake", "delta", "deltalake")
-
-
-def read_dataset_rows(
-    dataset: ds.FileSystemDataset, names: Sequence[str], only: Collection[str] | None = None, begin: int = 0
-) -> Iterator[pa.RecordBatch]:
-    """Yield some columns of a table, file by file in the order of their paths, after the first ``begin`` rows.
-
-    ``only``: the names of the files to read.  O(rows).  Reads in this thread only: the library's files are Python
-    objects, and the process would abort at exit if a thread of a dataset scanner still held one.
-    """
-    fields = [dataset.schema.field(name) for name in names]
-    for fragment in sorted(dataset.get_fragments(), key=lambda each: each.path):
-        if only is not None and fragment.path.rpartition("/")[2] not in only:
-            continue
-        values, source = ds.get_partition_keys(fragment.partition_expression), fragment.open()
-        with source, pq.ParquetFile(source, pre_buffer=False, coerce_int96_timestamp_unit="us") as file:
-            if begin >= file.metadata.num_rows:
-                begin -= file.metadata.num_rows
-                continue
-            there = [name for name in names if name in file.schema_arrow.names]
-            for batch in file.iter_batches(columns=there, use_threads=False):
-                rows = batch.slice(min(begin, batch.num_rows))
-                begin -= batch.num_rows - rows.num_rows
-                if rows.num_rows:
-                    yield pa.record_batch([_read_column(rows, each, values) for each in fields], names=list(names))
-
-
-def _read_column(rows: pa.RecordBatch, field: pa.Field, values: Mapping[str, Any]) -> pa.Array:
-    """Return a column of a file; if the file lacks it, the value of its partition, else null."""
-    if field.name in rows.schema.names:
-        return rows.column(field.name).cast(field.type)
-    return pa.array([values.get(field.name)] * rows.num_rows, field.type)
+    return import_extra("use Delta Lake", "delta", "deltalake")
 
 
 def find_delta_type(kind: pa.DataType) -> pa.DataType | None:
-    """Return the stored type of fixed-size bytes, which have no length in Delta Lake; None for others."""
+    """Return the type that Delta Lake stores for fixed-size bytes (bytes without a length); None for other types."""
     return pa.binary() if pat.is_fixed_size_binary(kind) else None
 
 
@@ -106,7 +77,7 @@ class DeltaSink(TableSink):
         import_deltalake()
 
     def open(self, shape: TableShape) -> OpenSink:
-        """Return the table; reads nothing yet."""
+        """Return the open sink.  The method does not read the table yet."""
         return DeltaLakeTable(self, shape)
 
 
@@ -139,9 +110,9 @@ class DeltaLakeTable(LakeTable):
         table.alter.add_columns(import_deltalake().Schema.from_arrow(new).fields)
 
     def _scan(self, table: Any) -> pa.Table:
-        dataset, names = table.to_pyarrow_dataset(), self.shape.schema.names
-        there = pa.schema([dataset.schema.field(name) for name in names])
-        return pa.Table.from_batches(read_dataset_rows(dataset, names), there)
+        # The query engine is the only reader in the library that applies deletion vectors.
+        columns = ", ".join(map(quote_name, self.shape.schema.names))
+        return pa.table(import_deltalake().QueryBuilder().register("t", table).execute(f"select {columns} from t"))
 
     def write(self, changes: TableChanges, now: TargetRecord, before: TargetRecord | None) -> None:
         """Write an epoch: append, merge by the key, or overwrite if the key has no columns."""
@@ -159,10 +130,13 @@ class DeltaLakeTable(LakeTable):
             of.write_deltalake(table, changes.rows.cast(self.schema), mode=mode, commit_properties=told)
 
     def staging(self) -> Staging | None:
-        """Return a writer of separate files; None for partitions, column mapping or constraints."""
+        """Return a way for several writers to write separate files, and to append these files to the table.
+
+        Returns None for a table with partitions, column mapping or constraints.
+        """
         with self._translate_errors("ask"):
             if (table := self._load()) is None:
-                return None  # the write raises the error
+                return None  # the table is missing; `write` raises the error
             about = table.metadata()
         odd = [name for name in about.configuration if name.startswith(("delta.columnMapping", "delta.constraints"))]
         if about.partition_columns or odd:
@@ -190,7 +164,7 @@ class DeltaLakeTable(LakeTable):
         )
 
     def _merge_changes(self, table: Any, changes: TableChanges, told: Any) -> None:
-        """Replace rows by their key."""
+        """Delete the old rows of the changed keys and insert the new rows, in one merge."""
         key = self.shape.key or ()
         rows = merge_upserts_and_deletes(changes, key, self._secret)
         flags = rows.column(DELETED)
@@ -218,7 +192,7 @@ class DeltaLakeTable(LakeTable):
         )
 
     def _list_version_files(self, version: int) -> frozenset[str]:
-        """Return the files of a version; none if its log was cleaned away."""
+        """Return the files of a version; an empty set if the log no longer has the version."""
         of = import_deltalake()
         try:
             old = of.DeltaTable(self.place, version=version, storage_options=self.options)
@@ -227,22 +201,32 @@ class DeltaLakeTable(LakeTable):
         return frozenset(old.file_uris())
 
     def _translate_errors(self, asked: str) -> AbstractContextManager[None]:
-        def to_ours(error: Exception) -> SinkFailed:
+        def to_ours(error: Exception) -> SinkFailed | SinkRefused:
             said = mask_secrets(first_line(error), self.options.values())
-            return SinkFailed(f"{asked} {self.place}", said, "see to the table")
+            if _BROKEN in said:
+                return build_sink_refusal(self.shape, self.place, said.rstrip("."), self._suggest_constraint_fix())
+            return SinkFailed(f"{asked} {self.place}", said, "check the table")
 
         return convert_errors((import_deltalake().exceptions.DeltaError, OSError), to_ours)
+
+    def _suggest_constraint_fix(self) -> str:
+        """List the names of the table's constraints, for the error about a row that violates a constraint."""
+        rules = self._load().metadata().configuration
+        found = [
+            f"{name.removeprefix(_CONSTRAINT)} ({rule})" for name, rule in rules.items() if name.startswith(_CONSTRAINT)
+        ]
+        return f"filter such rows out in the flow, or change the table's constraints: {', '.join(found)}"
 
 
 Files = Callable[[int], frozenset[str]]
 
 
 def _find_restored_record(table: Any, files: Files) -> list[TargetRecord] | None:
-    """Return the record of a restored version, in a list, if the table was restored after our last commit.
+    """Return a list with the record of the restored version, if the table was restored after ddflow's last commit.
 
-    Returns [] if that version has no record, and None if the table was not restored. A restore brings back the rows of
-    an older version, but keeps the newer transaction identifiers. Reads the last commit, and further commits back to
-    ours if another writer made it.
+    Returns [] if the restored version has no record, and None if the table was not restored. A restore brings back the
+    rows of an older version, but keeps the newer transaction identifiers. If another writer made the last commit, the
+    function also reads earlier commits, back to the last commit of ddflow.
     """
     limit = 1
     while True:
@@ -254,16 +238,16 @@ def _find_restored_record(table: Any, files: Files) -> list[TargetRecord] | None
                 return [TargetRecord(**json.loads(commit["ddflow"]))] if restored else None
             if commit.get("operation") == "RESTORE":
                 restored, above = True, _find_restored_version(commit, commits, files)
-        if len(commits) < limit:  # no more commits, or the log was cleaned
+        if len(commits) < limit:  # the table has no older commits, or its log was cleaned
             return [] if restored else None
         limit *= 32
 
 
 def _find_restored_version(restore: Mapping[str, Any], commits: Sequence[Mapping[str, Any]], files: Files) -> int:
-    """Return the older version that a restore brought back; -1 if it is unknown.
+    """Return the older version that a restore brought back; -1 if that version is unknown.
 
-    If the commit names no version and no Unix time, return the last earlier version with the same files: Spark writes a
-    local time there, and the log does not name its zone.
+    If the commit names no version and no Unix time, return the newest earlier version that has the same files. Spark
+    writes a local time into the commit, and the log does not name the time zone.
     """
     to = restore.get("operationParameters") or {}
     if to.get("version") not in (None, ""):
@@ -277,9 +261,9 @@ def _find_restored_version(restore: Mapping[str, Any], commits: Sequence[Mapping
 
 @dataclass(frozen=True)
 class DeltaFileWriter:
-    """Writer of rows to a new file in a table's folder, before the log names it.
+    """Writer of rows to a new file in a table's folder.  The log of the table does not name the file yet.
 
-    Returns the JSON for the log entry that adds the file.
+    A call returns the JSON of the log entry that adds the file.
     """
 
     place: str
@@ -296,13 +280,13 @@ class DeltaFileWriter:
                 pq.write_table(rows.cast(self.schema), sink, metadata_collector=written)
                 size = sink.tell()
         except (import_deltalake().exceptions.DeltaError, OSError) as error:
-            raise SinkFailed(f"stage a file of {self.place}", str(error), "see to the table") from None
+            raise SinkFailed(f"stage a file of {self.place}", str(error), "check the table") from None
         add = {"path": name, "size": size, "partition_values": {}, "modification_time": int(time() * 1000)}
         return json.dumps({**add, "data_change": True, "stats": json.dumps(_collect_statistics(written[0]))}).encode()
 
 
 def _collect_statistics(of: Any) -> dict[str, Any]:
-    """Return the number of rows of a file, the nulls of each column, and the range of each integer column."""
+    """Return the statistics of a file: the rows, the nulls in each column, and the range of each integer column."""
     least, most, nulls = dict[str, int](), dict[str, int](), dict[str, int]()
     for group in map(of.row_group, range(of.num_row_groups)):
         for column in map(group.column, range(group.num_columns)):
@@ -317,7 +301,7 @@ def _collect_statistics(of: Any) -> dict[str, Any]:
 
 
 def _encode_record(now: TargetRecord) -> dict[str, int]:
-    """Encode a record as 64-bit integers by name."""
+    """Encode a record as application transaction identifiers, which map names to 64-bit integers."""
     texts = {"state": now.state, "digest": now.digest}
     halves = {f"ddflow.{name}.{n}": _parse_hex(text[16 * n :][:16]) for name, text in texts.items() for n in (0, 1)}
     return {EPOCH: now.epoch, **halves, **_hash_output_name(now.output)}

@@ -1,17 +1,17 @@
 """Read a table of Delta Lake: a copy of one version, then the changes of each later version.
 
-A row is in the copy or in the changes, never in both. The copy may take several epochs; the changes of a version are in
-one epoch, deletes before inserts, so upserts end with the new row. Rows have the columns of the feed: ``_change_type``
-(``insert`` in the copy), ``_commit_version`` and ``_commit_timestamp``. ddflow derives changes from removed and added
-files if ``delta.enableChangeDataFeed`` is off, or if a version dropped a column or changed a type. The position is
-``{"table": id, "version": n, "rows": None or rows copied}``. A table created again has another id.
-Limits: refuses tables with deletion vectors or mapped columns.
+A row is in the copy or in the changes, never in both. The copy may take several epochs. All changes of a version are in
+one epoch. Deletes come before inserts, so the last change of an updated key is its new row. Rows have the columns of
+the change data feed: ``_change_type`` (``insert`` in the copy), ``_commit_version`` and ``_commit_timestamp``. ddflow
+derives changes from removed and added files if ``delta.enableChangeDataFeed`` is off, or if a version dropped a column
+or changed a type. The position is ``{"table": id, "version": n, "rows": None or rows copied}``. If a table is dropped
+and created again, its id changes. Limits: the source refuses tables with deletion vectors or mapped columns.
 
 >>> DeltaSource("s3://lake/orders", None, True, {"secret": "hush"})
 DeltaSource(path='s3://lake/orders', start=None, follow=True)
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -22,13 +22,15 @@ from urllib.parse import urlsplit
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 
 from ddflow.columns.names import did_you_mean
 from ddflow.columns.schema import decode_array, is_text, to_array, to_batch
 from ddflow.columns.widening import InexactValue, widen_column
 from ddflow.columns.wider import find_widening, suggest_widening
 from ddflow.connectors.api import OpenSource, Polled, Source, UndeclaredColumn
-from ddflow.connectors.delta.sink import OPTIONS, import_deltalake, read_dataset_rows, resolve_address
+from ddflow.connectors.delta.sink import OPTIONS, import_deltalake, resolve_address
 from ddflow.connectors.formats.base import DELETED, OWN
 from ddflow.connectors.formats.messages import POSITION
 from ddflow.connectors.modes import CHANGE, VERSION, WRITTEN
@@ -53,21 +55,57 @@ SPAN: Final = 64
 _FEED: Final = (CHANGE, VERSION, WRITTEN)
 _OFF: Final = "does not have change data enabled"
 _READ: Final = {"timestampNtz", "v2Checkpoint", "vacuumProtocolCheck"}
-"""Supported reader features of a table."""
+"""Reader features of Delta Lake that the source supports."""
 _GONE: Final = (
     *("not found", "No such file", "Invalid table version", "No files in log segment", "is not available"),
     "LogSegment end version",
 )
-"""Texts in errors of the library about versions that were vacuumed, or cleaned from the log."""
-_AGAIN: Final = "what came since then is lost here: begin a new state, with a new copy"
+"""Texts in the library's errors about versions that were vacuumed, or cleaned from the log."""
+_AGAIN: Final = "the changes since then are lost: create a new state, with a new copy"
 
 
 class FeedPosition(TypedDict):
-    """Position in a table; see the header of this file."""
+    """Position in a Delta Lake table; the header of this file describes its fields."""
 
     table: str
     version: int
     rows: int | None
+
+
+def read_dataset_rows(
+    dataset: ds.FileSystemDataset, names: Sequence[str], only: Collection[str] | None = None, begin: int = 0
+) -> Iterator[pa.RecordBatch]:
+    """Yield some columns of a table, without the first ``begin`` rows.  Files come in the order of their paths.
+
+    ``only``: the names of the files to read; None for all files.  O(rows).  Only the calling thread reads the files.
+    The library opens files as Python objects. If a thread of the scanner still held a Python file object at exit, the
+    process would abort.
+    """
+    fields = [dataset.schema.field(name) for name in names]
+    for fragment in sorted(dataset.get_fragments(), key=lambda each: each.path):
+        if only is not None and fragment.path.rpartition("/")[2] not in only:
+            continue
+        values, source = ds.get_partition_keys(fragment.partition_expression), fragment.open()
+        with source, pq.ParquetFile(source, pre_buffer=False, coerce_int96_timestamp_unit="us") as file:
+            if begin >= file.metadata.num_rows:
+                begin -= file.metadata.num_rows
+                continue
+            there = [name for name in names if name in file.schema_arrow.names]
+            for batch in file.iter_batches(columns=there, use_threads=False):
+                rows = batch.slice(min(begin, batch.num_rows))
+                begin -= batch.num_rows - rows.num_rows
+                if rows.num_rows:
+                    yield pa.record_batch([_read_column(rows, each, values) for each in fields], names=list(names))
+
+
+def _read_column(rows: pa.RecordBatch, field: pa.Field, values: Mapping[str, Any]) -> pa.Array:
+    """Return a column of a file.
+
+    If the file lacks the column, return the partition's value for the column, or null.
+    """
+    if field.name in rows.schema.names:
+        return rows.column(field.name).cast(field.type)
+    return pa.array([values.get(field.name)] * rows.num_rows, field.type)
 
 
 @dataclass(frozen=True)
@@ -86,8 +124,8 @@ class DeltaSource(Source):
         refuse_embedded_secret(self.path, OPTIONS)
         aware = not isinstance(self.start, datetime) or self.start.tzinfo is not None
         if not aware or isinstance(self.start, bool) or (isinstance(self.start, int) and self.start < 0):
-            remedy = "give the number of a version, or a datetime with a time zone"
-            raise SpecError(f"dd.sources.delta(start={self.start!r})", "that is no version", remedy)
+            remedy = "use the number of a version, or a datetime with a time zone"
+            raise SpecError(f"dd.sources.delta(start={self.start!r})", "that is not a version", remedy)
 
     @property
     def target(self) -> str:
@@ -96,7 +134,7 @@ class DeltaSource(Source):
 
     @classmethod
     def said(cls, position: Any) -> str:
-        """Describe the version of a position, and the number of copied rows."""
+        """Describe the version of a position and, during a copy, the number of copied rows."""
         rows = position["rows"]
         return f"{'' if rows is None else f'row {rows:,} of the copy of '}version {position['version']:,}"
 
@@ -105,23 +143,27 @@ class DeltaSource(Source):
         import_deltalake()
 
     def open(self, inputs: Mapping[str, pa.Schema], position: Any) -> OpenSource:
-        """Open the table, to continue after the position or to begin with a copy."""
+        """Open the table.  Without a position, the reader begins with a copy."""
         ((name, schema),) = inputs.items()
         return FeedReader(self, name, schema, position)
 
 
 class FeedReader(OpenSource):
-    """Reader of a table.  ``of``: the source.  ``name``, ``schema``: of its input."""
+    """Reader of a Delta Lake table.
+
+    ``of``: the source.
+    ``name``, ``schema``: the name and the schema of the input.
+    """
 
     def __init__(self, of: DeltaSource, name: str, schema: pa.Schema, position: Any) -> None:
         self.of, self.name, self.asked = of, name, f"read {of.target} for {name!r}"
         if not {POSITION, DELETED} <= set(schema.names) and CHANGE not in schema.names:
-            remedy = "give it format=dd.formats.delta_cdf(), or declare '_change_type' for diff=dd.delta_cdf"
-            raise SpecError(self.asked, "it takes rows, and the feed says in '_change_type' what left and came", remedy)
+            remedy = "set format=dd.formats.delta_cdf() for it, or declare '_change_type' for diff=dd.delta_cdf"
+            raise SpecError(self.asked, "it takes plain rows, but the feed has changes with a '_change_type'", remedy)
         self.schema, self.table = schema, self._open_version(None)
         declared = schema.names if CHANGE in schema.names else (CHANGE, VERSION)
         self.feed = [name for name in _FEED if name in declared]
-        """Columns of the feed in the rows of the input."""
+        """Columns of the change data feed that the input's rows have."""
         self.names = [name for name in schema.names if name not in (*OWN, *_FEED)]
         self.stamp = schema.field(WRITTEN).type if WRITTEN in schema.names else pa.timestamp("ms", "UTC")
         self._note_newest_version()
@@ -137,12 +179,13 @@ class FeedReader(OpenSource):
         with suppress(SourceChanged):
             here = self.table if self.at >= self.until else self._open_version(self.at)
         self.id, self.columns = _table_id(here), _table_schema(here)
-        """Id and columns of the table at the current version; at the newest version if the log was cleaned."""
+        """Id and columns of the table at the current version, or at the newest version if the current one is gone.
+        """
         if position is not None and (position["table"] != self.id or self.at > self.until):
-            found = f"it is at version {self.until}, and the state has version {self.at}: was it restored?"
+            found = f"it is at version {self.until}, but the state has read version {self.at}: was it restored?"
             if position["table"] != self.id:
-                found = "another table is there now"
-            raise SourceChanged(self.asked, found, "begin a new state, with a new copy")
+                found = "it is another table now"
+            raise SourceChanged(self.asked, found, "create a new state, with a new copy")
         self._check_columns_exist(self.names if position is None else ())
 
     def declared(self, new: Mapping[str, Collection[str]]) -> None:
@@ -159,16 +202,16 @@ class FeedReader(OpenSource):
 
     @property
     def ended(self) -> bool:
-        """Whether the newest version at the opening was read, without ``follow``."""
+        """Whether a source without ``follow`` has read the version that was the newest when the source was opened."""
         return not self.of.follow and self.rows is None and self.at >= self.until
 
     def lag(self) -> int | None:
-        """Count the unread versions, with the version that is being copied."""
+        """Count the unread versions.  A version counts as unread until the version is copied completely."""
         behind: int = self.until - self.at
         return max(behind, 0) + (self.rows is not None)
 
     def poll(self, room: int) -> Polled | None:
-        """Return part of the copy, or the changes of whole versions."""
+        """Return a part of the copy, or all changes of one or several versions."""
         batches, size = list[pa.RecordBatch](), 0
         while self.rows is not None and size < room:
             self._copying = self._copying or self._read_initial_copy(self.rows)
@@ -194,11 +237,11 @@ class FeedReader(OpenSource):
         return Polled({self.name: batches}, position, beside={self.name: beside})
 
     def _open_version(self, version: Any) -> Any:
-        """Open the table at a version; None for the newest.  Raises `UnreadableInput`, `SourceChanged`."""
+        """Open the table at a version; None means the newest version.  Raises `UnreadableInput`, `SourceChanged`."""
         of, options = import_deltalake(), dict(self.of.storage_options)
         with convert_errors(Exception, self._translate_error):
             if not of.DeltaTable.is_deltatable(self.of.target, storage_options=options):
-                raise UnreadableInput(self.asked, "there is no table of Delta Lake", "see to the address")
+                raise UnreadableInput(self.asked, "there is no Delta Lake table", "check the address")
             table = of.DeltaTable(self.of.target, storage_options=options)
             if version is not None:
                 table.load_as_version(version)
@@ -210,8 +253,8 @@ class FeedReader(OpenSource):
         if self.table.metadata().configuration.get("delta.columnMapping.mode", "none") != "none":
             odd.add("columnMapping")
         if odd:
-            remedy = "turn it off, and purge the table: reorg table ... apply (purge)"
-            raise UnreadableInput(self.asked, f"its feed is not read with {sorted(odd)}", remedy)
+            remedy = "turn them off, and purge the table: reorg table ... apply (purge)"
+            raise UnreadableInput(self.asked, f"ddflow does not support its features {sorted(odd)}", remedy)
         self.until, self.newest = self.table.version(), _table_schema(self.table)
 
     def _get_schema_at_version(self, version: int) -> pa.Schema:
@@ -219,21 +262,24 @@ class FeedReader(OpenSource):
         return self.newest if version == self.until else _table_schema(self._open_version(version))
 
     def _read_initial_copy(self, taken: int) -> Iterator[pa.RecordBatch]:
-        """Read the rows of the table at the current version, after the first ``taken``."""
+        """Read the rows of the table at the current version, without the first ``taken`` rows."""
         table = self._open_version(self.at)
         yield from self._read_files_as_feed(table, table.file_uris(), taken)
 
     def _read_files_as_feed(
         self, table: Any, files: Any, taken: int, change: str = "insert", version: int | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """Read the rows of some files of ``table`` as feed rows, in order of file names, after the first ``taken``.
+        """Read the rows of some files of ``table`` as rows of the change data feed, without the first ``taken`` rows.
 
-        ``change``: the type of the change.  ``version``: the version of the change, if it is not the version of
-        ``table``.
+        Files come in the order of their names.
+
+        ``change``: the type of the change.
+        ``version``: the version of the change, or None for the version of ``table``.
         """
         dataset, paths = table.to_pyarrow_dataset(), {urlsplit(each).path.rpartition("/")[2] for each in files}
         names = [name for name in self.names if name in dataset.schema.names]
-        # The history of an older version numbers its commits wrongly: it counts back from the newest version.
+        # Read the history from the newest version. The library counts commits back from the newest version, so the
+        # history of an older version has wrong commit numbers.
         history = self._open_version(None).history()
         version = table.version() if version is None else version
         said = (each.get("timestamp") for each in history if each.get("version") == version)
@@ -244,7 +290,7 @@ class FeedReader(OpenSource):
             yield self._cast_to_declared_types(pa.record_batch([*here.columns, *more], names=[*names, *self.feed]))
 
     def _read_changes(self, room: int) -> list[pa.RecordBatch]:
-        """Read the changes of the next version, or of several small versions with the same columns."""
+        """Read the changes of the next version, or of several small versions that have the same columns."""
         first, last = self.at + 1, min(self.at + self._span, self.until)
         while (columns := self._get_schema_at_version(last)) != self.columns and last > first:
             last = (first + last) // 2
@@ -276,13 +322,13 @@ class FeedReader(OpenSource):
             return [*left, *self._read_files_as_feed(now, files - old, 0)]
 
     def _cast_commit_times(self, at: Any) -> Any:
-        """Cast commit times to the type of the input, and note the last time in `reached`."""
+        """Cast commit times to the type that the input declares, and note the last time in `reached`."""
         last = pc.max(at.cast(pa.timestamp("ms", "UTC"))).cast(pa.int64()).as_py()
         self.reached = self.reached if last is None else last / 1000
         return at.cast(self.stamp)
 
     def _sort_changes(self, rows: pa.Table) -> pa.RecordBatch:
-        """Sort changes by version, deletes before inserts.  Returns the columns of the input."""
+        """Sort changes by version, with deletes before inserts.  Return the changes in the columns of the input."""
         rows = pa.table([decode_array(to_array(each)) for each in rows.columns], names=rows.schema.names)
         version, at = rows.column(VERSION).cast(pa.int64()), self._cast_commit_times(rows.column(WRITTEN))
         came = pc.is_in(rows.column(CHANGE), pa.array(["insert", "update_postimage"]))
@@ -292,7 +338,7 @@ class FeedReader(OpenSource):
         return self._cast_to_declared_types(to_batch(rows.take(pa.array(order))))
 
     def _cast_to_declared_types(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Cast rows to the declared types, if the types of the table differ.
+        """Cast rows to the declared types if the types in the table differ.
 
         Raises `SchemaMismatch` for a value that does not fit.
         """
@@ -304,22 +350,22 @@ class FeedReader(OpenSource):
                     columns[name] = widen_column(column, field.type)
                 elif find_widening(field.type, column.type) is not None:
                     if is_text(column.type) and not is_text(field.type):
-                        raise pa.ArrowInvalid(f"it is {column.type}, and {field.type} is declared")
+                        raise pa.ArrowInvalid(f"it is {column.type}, but {field.type} is declared")
                     columns[name] = column.cast(field.type)
             except (pa.ArrowInvalid, InexactValue) as error:
                 asked = f"column {name!r} of {self.of.target}"
-                remedy = ErrorText("declare the type as the table has it", suggest_widening(field, column.type))
+                remedy = ErrorText("declare the type that the table has", suggest_widening(field, column.type))
                 raise SchemaMismatch(asked, str(error), remedy) from None
         return pa.record_batch(columns)
 
     def _translate_error(self, error: Exception) -> DdflowError | None:
-        """Convert an error of the library; its readers raise plain `Exception`."""
+        """Convert an error of the library to an error of ddflow.  The library's readers raise plain `Exception`."""
         if not isinstance(error, (import_deltalake().exceptions.DeltaError, OSError)) and type(error) is not Exception:
             return None
         said = mask_secrets(first_line(error), self.of.storage_options.values())
         if isinstance(error, FileNotFoundError) or any(each in str(error) for each in _GONE):
-            return SourceChanged(self.asked, f"a version that was not read yet is gone, or is none: {said}", _AGAIN)
-        return SourceFailed(self.asked, said, "see to the table")
+            return SourceChanged(self.asked, f"an unread version was deleted, or does not exist: {said}", _AGAIN)
+        return SourceFailed(self.asked, said, "check the table")
 
 
 def _table_id(table: Any) -> str:

@@ -1,7 +1,7 @@
 """Read and write Parquet, Arrow, CSV, TSV and JSON files, one batch at a time.
 
 `open_files` reads many files as one source with one schema. `open_output` writes one file, which exists only when it is
-complete. The extension of a name selects the format. Batches bound the memory.
+complete. The extension of a name selects the format. Memory holds a few batches at a time.
 
 >>> import tempfile, pyarrow as pa
 >>> with tempfile.TemporaryDirectory() as folder:

@@ -1,11 +1,11 @@
 """Read Parquet and Arrow files, which store their own types, one batch at a time.
 
-Guarantees: every batch is validated in full, because Arrow trusts the offsets in a file and later code follows
-them. A file in Arrow's stream format must end with its end mark. Without this check, Arrow reads a truncated
-or zero-filled stream as a shorter one and reports no error.
+Guarantees: every batch is validated in full, because Arrow does not check the offsets in a file and later code relies
+on these offsets. A file in Arrow's stream format must end with the end mark of that format. Arrow itself reads a
+truncated or zero-filled stream as a shorter stream and reports no error.
 
 Limits: Arrow files are read, not memory-mapped, because a mapped file that shrinks kills the process. ``.arrow`` and
-``.feather`` may hold Arrow's file or stream format; the first bytes decide.
+``.feather`` files may have Arrow's file format or stream format; the first bytes show which.
 """
 
 from abc import abstractmethod
@@ -59,7 +59,7 @@ class ParquetFile(ColumnarFile):
 
     @property
     def stored_schema(self) -> pa.Schema:
-        """The schema in the footer."""
+        """The schema that the file's footer contains."""
         return self._metadata[1]
 
     def count_rows(self) -> int:
@@ -69,7 +69,8 @@ class ParquetFile(ColumnarFile):
     def batches(self, schema: pa.Schema, converted: Collection[str] = ()) -> Iterator[pa.RecordBatch]:
         """Yield the rows by row group, without Arrow's default prefetch of the whole file.
 
-        Only this thread reads a Python file. If another thread holds one, the process may abort when it ends.
+        Only the calling thread reads a Python file object. If a thread of Arrow held a Python file object at exit, the
+        process might abort.
         """
         with (
             translate_file_errors(self.place),
@@ -101,7 +102,7 @@ class ArrowFile(ColumnarFile):
             return _check_utf8_names(reader.schema)
 
     def count_rows(self) -> int | None:
-        """Count the rows from the batch headers of a local file; return None for streams and other places."""
+        """Add up the row counts in the batch headers of a local file; return None for a stream or a remote file."""
         with translate_file_errors(self.place):
             local = isinstance(self.place, LocalFile) and not self._is_stream
             return int(ds.dataset(self.place.name, format="ipc").count_rows()) if local else None
@@ -123,13 +124,13 @@ class ArrowFile(ColumnarFile):
             raise UnreadableInput(
                 self.place.name,
                 found,
-                "write it again, and close the writer: it is cut or damaged",
+                "write it again, and close the writer: it is truncated or damaged",
                 file=self.place.name,
             )
 
 
 def _check_utf8_names(schema: pa.Schema) -> pa.Schema:
-    """Return the schema after checking that all its names are valid UTF-8; the caller translates the error."""
+    """Return the schema, or raise an error if a name is not valid UTF-8; the caller translates this error."""
     fields = list(schema)
     while fields:
         field = fields.pop()

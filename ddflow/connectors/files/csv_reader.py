@@ -1,6 +1,7 @@
-"""Read CSV and TSV files block by block with Arrow's reader, and files with one message in each line.
+"""Read CSV and TSV files in blocks with Arrow's reader, and read files that have one message in each line.
 
-A row with too many or too few cells is an error. A message is its unchanged line, and a format parses it later.
+A row with too many or too few cells is an error. In a file of messages, each line is one message. The reader returns
+the line unchanged, and a message format parses the line later.
 
 >>> import tempfile
 >>> from ddflow.connectors.files.kinds import Dialect
@@ -74,7 +75,9 @@ class CsvFile(TextFile):
         self._check_header(names)
         twice = sorted(name for name, times in Counter(names).items() if times > 1)
         if twice:
-            remedy = "name each column once" + ("; if its first line is a title, delete that" if "" in twice else "")
+            remedy = "name each column once" + (
+                "; if its first line is a title, delete the line" if "" in twice else ""
+            )
             raise UnreadableInput(
                 self.place.name, f"the columns {twice} occur more than once", remedy, file=self.place.name
             )
@@ -82,12 +85,12 @@ class CsvFile(TextFile):
         return dict.fromkeys(names)
 
     def guess_delimiter(self) -> str | None:
-        """Return the likely delimiter if the header is a single column whose name contains another delimiter."""
+        """Return the likely delimiter if the header is a single column with an undeclared delimiter in its name."""
         name = next(iter(self._header))
         return next((each for each in ";\t|," if each in name), None) if len(self._header) == 1 else None
 
     def blocks(self, names: Collection[str] | None = None) -> Iterator[TextBlock]:
-        """Yield the rows by block.  ``names``: the columns of the header; None reads only the beginning."""
+        """Yield the rows in blocks.  ``names``: the columns of the header; None to read only the beginning."""
         own, row = list(self._header), 0
         with self._open_reader(own, head=names is None) as bytes:
             last = None
@@ -108,8 +111,8 @@ class CsvFile(TextFile):
         if opened is not None:
             raise UnreadableInput(
                 f"{self.place.name}, line {opened:,}",
-                "a quote is opened there that is never closed",
-                "mend it: is it a whole CSV file?",
+                "a quote opened there is never closed",
+                "fix it, or check that the CSV file is complete",
             )
 
     @contextmanager
@@ -149,11 +152,11 @@ class CsvFile(TextFile):
                 return _build_merge_conflict_error(f"{where}, {_describe_row(shape['row'])}" if shape["row"] else where)
             if self.open_text(head=True).read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
                 given = suggest_file_path_call(where, self.dialect._replace(encoding="utf-16"))
-                return UnreadableInput(where, "it begins with the mark of UTF-16", ErrorText("give ", given))
+                return UnreadableInput(where, "it begins with the byte order mark of UTF-16", ErrorText("pass ", given))
             if self.open_text(head=True).read(8) == b"<<<<<<< ":
                 return _build_merge_conflict_error(f"{where}, {_describe_row(1)}")
             said = f"{_describe_row(shape['row'])}: " if shape["row"] else ""
-            remedy = ErrorText("mend the row: is it a whole CSV file?")
+            remedy = ErrorText("fix the row, or check that the CSV file is complete")
             header = self.open_text(head=True).read(SAMPLE).partition(b"\n")[0].decode("utf-8-sig", "replace")
             if (error := self._find_sep_line_error(header)) is not None:
                 return error
@@ -162,15 +165,15 @@ class CsvFile(TextFile):
                 remedy = suggest_delimiter(where, self.dialect, between)
             elif shape["what"].startswith("Expected 1 columns") and between is None:
                 remedy = ErrorText(
-                    f"if the first line, {quote_beginning(header.rstrip())}, is a title, delete it; else mend the row"
+                    f"if the first line, {quote_beginning(header.rstrip())}, is a title, delete it; else fix the row"
                 )
             return UnreadableInput(where, said + shape["what"], remedy)
         if "straddl" in message:
-            message = f"a row is longer than {SAMPLE:,} bytes; is a quote not closed?"
-        return UnreadableInput(where, message, "is it a whole CSV file?")
+            message = f"a row is longer than {SAMPLE:,} bytes, perhaps because a quote is not closed"
+        return UnreadableInput(where, message, "check that the CSV file is complete")
 
     def _check_header(self, names: list[str]) -> None:
-        """Refuse a first line that is compressed data or ``sep=``, not column names."""
+        """Refuse a first line that has compressed data or ``sep=`` instead of column names."""
         if not names[0].isprintable() and (error := find_compression_error(self.place)) is not None:
             raise error
         if (error := self._find_sep_line_error(self._delimiter.join(names))) is not None:
@@ -183,14 +186,14 @@ class CsvFile(TextFile):
         remedy = ErrorText("delete that line")
         if found[1] != self._delimiter:
             remedy += ErrorText(
-                ", and give ", suggest_file_path_call(self.place.name, self.dialect._replace(delimiter=found[1]))
+                ", and pass ", suggest_file_path_call(self.place.name, self.dialect._replace(delimiter=found[1]))
             )
         return UnreadableInput(
-            self.place.name, f"its first line is {found[0]!r}, which is for Excel alone", remedy, file=self.place.name
+            self.place.name, f"its first line is {found[0]!r}, which only Excel reads", remedy, file=self.place.name
         )
 
     def _refuse_conflict_markers(self, texts: pa.Array, before: int) -> None:
-        """Refuse git's conflict markers in the only column, or in the first name of the header."""
+        """Refuse git's conflict markers in the only column of a file, or in the first name of its header."""
         marks = pc.match_substring_regex(texts, "^(<{7}|={7}|>{7})( |$)")
         if (row := pc.index(marks, True).as_py()) >= 0:
             raise _build_merge_conflict_error(f"{self.place.name}, {_describe_row(before + row + 2)}")
@@ -201,7 +204,7 @@ LONGEST_WAIT: Final = 5
 
 
 class _CloseIgnoringStream:
-    """File object for Arrow.  The thread that drops the last reference needs the interpreter to free it."""
+    """File object for Arrow.  The thread that drops the last reference to the file needs the interpreter."""
 
     closed = False
 
@@ -209,15 +212,15 @@ class _CloseIgnoringStream:
         self.read = read
 
     def close(self) -> None:
-        """Do nothing; see `FileLocation.open`."""
+        """Do nothing; `FileLocation.open` explains why."""
 
 
 class _TailTrackingStream:
-    """Stream that passes a file to Arrow and keeps its last bytes, for the check of unclosed quotes.
+    """Stream that passes a file to Arrow, and keeps the last bytes of the file to find an unclosed quote.
 
-    No block ends with a carriage return. Otherwise Arrow would take a line feed at the start of the next block for the
-    end of a line, even within quotes. Arrow accepts a file that is only a header if the header ends with a line feed,
-    so the stream adds one.
+    No block ends with a carriage return. If a block ended with a carriage return, Arrow would treat a line feed at the
+    start of the next block as the end of a line, even within quotes. If a file has only a header, Arrow needs a line
+    feed after the header, so the stream adds this line feed.
     """
 
     reader: Any = None
@@ -230,25 +233,31 @@ class _TailTrackingStream:
         self._file: Callable[[], _CloseIgnoringStream | None] = lambda: None
 
     def open_reader(self, *options: Any) -> None:
-        """Open the reader.  Arrow copies the bytes into its memory, so its threads never free Python objects."""
+        """Open the reader.
+
+        Arrow copies the bytes into its own memory, so Arrow's threads never free Python objects.
+        """
         file = _CloseIgnoringStream(self.read)
         self._file = weakref.ref(file)
         stream = pa.BufferedInputStream(pa.PythonFile(file, mode="r"), 1)  # type: ignore[attr-defined]
         try:
             self.reader = csv.open_csv(stream, *options)
         finally:
-            del file, stream  # an error's traceback would keep them, and `close_reader` would wait in vain
+            del file, stream  # or an error's traceback keeps them, and `close_reader` waits in vain
 
     def read(self, size: int) -> bytes:
-        """Read the next ``size`` bytes or fewer; none at the end."""
+        """Read the next ``size`` bytes or fewer.  At the end of the file, return no bytes."""
         with self._lock:
             return b"" if self._stopped else self._read_next_bytes(size)
 
     def close_reader(self) -> None:
-        """Wait until the read-ahead thread drops the file.  A process that ends earlier hangs or aborts."""
+        """Wait until the read-ahead thread drops the file.
+
+        If the process did not wait for the thread, the process could hang or abort at exit.
+        """
         with self._lock:
             self._stopped = True
-        with suppress(Exception):  # errors in blocks after the last one that was read
+        with suppress(Exception):  # errors in blocks that were not read
             deque(self.reader or (), 0)
         self.reader, ends = None, time.monotonic() + LONGEST_WAIT
         while self._file() is not None and time.monotonic() < ends:
@@ -262,15 +271,18 @@ class _TailTrackingStream:
         self._lines += piece.count(b"\n")
         self._pieces.append(piece)
         self._kept += len(piece)
-        while self._kept - len(self._pieces[0]) > 3 * SAMPLE:  # the longest value, with all quotes doubled
+        while self._kept - len(self._pieces[0]) > 3 * SAMPLE:  # room for the longest value with all quotes doubled
             self._kept -= len(self._pieces.pop(0))
-        if 0 < self._kept == len(piece) < size and not re.search(b"[\r\n]", piece):  # perhaps only a header
+        if 0 < self._kept == len(piece) < size and not re.search(b"[\r\n]", piece):  # this may be only a header
             self._held = self._stream.read(1)
             return piece if self._held else piece + b"\n"
         return piece
 
     def find_unclosed_quote(self, value: str | None, delimiter: str) -> int | None:
-        """Return the line where an unclosed quote begins, given the last value; None if all quotes are closed."""
+        """Return the line where an unclosed quote begins; None if all quotes are closed.
+
+        ``value``: the file's last value.
+        """
         if value is None:
             return None
         inner, end = value.replace('"', '""').encode(), b"".join(self._pieces)
@@ -283,9 +295,7 @@ class _TailTrackingStream:
 
 def _build_merge_conflict_error(where: str) -> UnreadableInput:
     """Build the error for a file with git's conflict markers."""
-    return UnreadableInput(
-        where, "it holds git's conflict markers (<<<<<<<)", "resolve the conflict, or leave the file out"
-    )
+    return UnreadableInput(where, "it has git's conflict markers (<<<<<<<)", "resolve the conflict, or skip the file")
 
 
 def _describe_row(number: str | int) -> str:
@@ -293,14 +303,14 @@ def _describe_row(number: str | int) -> str:
 
 
 def build_missing_column_error(reader: InputFile, column: str, there: Iterable[str]) -> SchemaMismatch:
-    """Build the error for a file that lacks a required column, perhaps because of another delimiter."""
+    """Build the error for a file that lacks a required column, perhaps because of a wrong delimiter."""
     if isinstance(reader, CsvFile) and (between := reader.guess_delimiter()) is not None:
         found = f"the header is one column, {next(iter(there))!r}"
         return SchemaMismatch(reader.place.name, found, suggest_delimiter(reader.place.name, reader.dialect, between))
-    found, remedy = f"the column {column!r} is missing, which every file must have", did_you_mean(column, there)
+    found, remedy = f"the column {column!r} is missing, but every file must have it", did_you_mean(column, there)
     if isinstance(reader, CsvFile) and any(re.fullmatch(r"-?\d[\d.]*", name) for name in there):
-        found += "; its first row is read as the names of its columns"
-        remedy = f"put a header in front; {remedy}"
+        found += "; its first row is read as the header"
+        remedy = f"add a header line; {remedy}"
     return SchemaMismatch(reader.place.name, found, remedy)
 
 
@@ -319,7 +329,7 @@ class MessageLinesFile(InputFile):
         return {VALUE: pa.binary(), LINE: pa.int64()}
 
     def batches(self, schema: pa.Schema, converted: Collection[str] = ()) -> Iterator[pa.RecordBatch]:
-        """Yield the lines that are not blank, with their numbers from 1."""
+        """Yield the lines that are not blank, with their line numbers, which start at 1."""
         with translate_file_errors(self.place):
             for number, lines in read_line_blocks(self._decompress(self.place.open())):
                 values, places = drop_blank_lines(lines)

@@ -1,7 +1,7 @@
 """Declare the format and the text options of files, as a `FilePath` or in an address on the command line.
 
-Guarantees: `FilePath` and the options after an address (`in/*.csv:full:delimiter=;`) mean the same. An invalid option
-raises an error with its name before a file is opened.
+Guarantees: an option means the same in a `FilePath` and after an address (`in/*.csv:full:delimiter=;`). An invalid
+option raises an error that names the option, before a file is opened.
 
 >>> import os
 >>> os.fspath(FilePath("days/1.csv", delimiter=";")), build_dialect(FilePath("days/1.csv", null=["n/a"])).nulls
@@ -45,9 +45,9 @@ NO_VALUE: Final = frozenset(
 
 @dataclass(frozen=True)
 class FilePath(os.PathLike[str]):
-    """Path of files with another format than their extension says, or with a special text dialect.
+    """Path with options, for files whose extension does not show their format, or whose text has a special dialect.
 
-    You can give it in place of any path of rows.
+    You can pass a `FilePath` wherever ddflow takes the path of a file with rows.
 
     Parameters
     ----------
@@ -115,13 +115,13 @@ class FilePath(os.PathLike[str]):
 
 
 def build_dialect(given: Any) -> Dialect:
-    """Return the dialect that a path declares, `PLAIN` for a bare path.  Raises `SpecError`."""
+    """Return the dialect that a path declares; `PLAIN` for a path that is no `FilePath`.  Raises `SpecError`."""
     if not isinstance(given, FilePath):
         return PLAIN
     nulls, dates = ((each,) if isinstance(each, str) else tuple(each) for each in (given.null, given.dates))
     kind, rename = None if given.format is None else find_kind_by_extension(given.format), given.rename or {}
     if not isinstance(rename, Mapping) or not all(isinstance(each, str) for pair in rename.items() for each in pair):
-        raise SpecError("dd.FilePath", f"rename={rename!r:.99}", 'give names by names: {"Order ID": "id"}')
+        raise SpecError("dd.FilePath", f"rename={rename!r:.99}", 'pass new names by old names: {"Order ID": "id"}')
     how = Dialect(
         given.delimiter, nulls, given.encoding, given.decimal, dates, given.thousands, kind, (*rename.items(),)
     )
@@ -129,18 +129,20 @@ def build_dialect(given: Any) -> Dialect:
 
 
 def suggest_delimiter(path: str, dialect: Dialect, between: str) -> ErrorText:
-    """Suggest a `FilePath` with another delimiter, for the remedy of an error.
+    """Suggest a `FilePath` with a given delimiter, for the remedy of an error.
 
     >>> suggest_delimiter("days/1.csv", PLAIN, ";")
-    "is the delimiter ';'? give dd.FilePath('days/1.csv', delimiter=';')"
+    "is the delimiter ';'? pass dd.FilePath('days/1.csv', delimiter=';')"
     """
     return ErrorText(
-        f"is the delimiter {between!r}? give ", suggest_file_path_call(path, dialect._replace(delimiter=between))
+        f"is the delimiter {between!r}? pass ", suggest_file_path_call(path, dialect._replace(delimiter=between))
     )
 
 
 def suggest_file_path_call(path: str, dialect: Dialect, now: Dialect = PLAIN) -> FileFix:
-    """Return the call of `FilePath` for a dialect.  ``now``: the current dialect; shows each difference.
+    """Return the call of `FilePath` for a dialect.
+
+    The call contains the options that differ from the defaults or from the dialect ``now``.
 
     >>> str(suggest_file_path_call("1.csv", Dialect(";", ("NA",), dates=("%d.%m.%Y", "iso"))))
     "dd.FilePath('1.csv', delimiter=';', null='NA', dates=['%d.%m.%Y', 'iso'])"
@@ -167,15 +169,15 @@ def suggest_null_option(path: str, dialect: Dialect, text: str) -> ErrorText:
     """Suggest a `FilePath` that reads a text as null, for the remedy of an error.
 
     >>> suggest_null_option("1.csv", Dialect(nulls=("NA",)), "-")
-    "give dd.FilePath('1.csv', null=['NA', '-']) if it means null"
+    "pass dd.FilePath('1.csv', null=['NA', '-']) if it means null"
     """
     return ErrorText(
-        "give ", suggest_file_path_call(path, dialect._replace(nulls=(*dialect.nulls, text))), " if it means null"
+        "pass ", suggest_file_path_call(path, dialect._replace(nulls=(*dialect.nulls, text))), " if it means null"
     )
 
 
 def suggest_format_options(path: str, dialect: Dialect, text: str, kind: pa.DataType) -> ErrorText:
-    """Suggest the calls of `FilePath` that read a text as a value of a type, in another notation.
+    """Suggest `FilePath` calls with a notation in which a text is a valid value of a type.
 
     >>> suggest_format_options("1.csv", PLAIN, "12,50", pa.float64()), suggest_format_options("1.csv", PLAIN,
     ...     "3.1.2024", pa.date32())
@@ -191,7 +193,7 @@ def suggest_format_options(path: str, dialect: Dialect, text: str, kind: pa.Data
 
 
 def find_fitting_dialects(dialect: Dialect, texts: Sequence[str], kind: pa.DataType) -> list[Dialect]:
-    """Return the dialects that parse all texts as a type by another notation.  O(texts)."""
+    """Return the variants of a dialect that can parse all texts as values of a type.  O(texts)."""
     given = pa.array(texts)
     other, mark = (",", COMMA) if dialect.decimal == "." else (".", POINT)
     between = None if dialect.thousands == other else dialect.thousands
@@ -204,7 +206,10 @@ def find_fitting_dialects(dialect: Dialect, texts: Sequence[str], kind: pa.DataT
 
 
 def _list_thousands_dialects(dialect: Dialect, texts: pa.Array, kind: pa.DataType) -> Iterator[Dialect]:
-    """Yield the dialects whose digit groups fit; each changes the decimal mark only if needed."""
+    """Yield variants of a dialect, each with a separator of digit groups that fits the texts.
+
+    Change the decimal mark only if needed.
+    """
     for between in GROUPS:
         each = dialect._replace(thousands=between[0])
         for way in (each, each._replace(decimal=",")):
@@ -224,7 +229,7 @@ _SEVERAL: Final = ("null", "dates")
 
 
 def split_address_options(text: str, known: Sequence[str], kind: str = "") -> tuple[str, dict[str, list[str]]]:
-    """Split an address into a file and its options, each with a list of values.  Raises `SpecError`.  O(text).
+    """Split an address into a file and its options.  Each option has a list of values.  Raises `SpecError`.  O(text).
 
     ``known``: the options that take a value.  ``kind``: a prefix of the address for error messages.
 

@@ -4,8 +4,8 @@ Each file allows a set of types for a column. The guess is the first type of ``L
 order of the files does not matter. `parse_texts_strictly` decides if a text is a valid value.
 
 Rules: an integer beyond int64 becomes uint64 or a decimal. A fraction with more than 15 significant digits becomes a
-decimal. A column with ``007``, ``+1`` or ``0x10`` stays text, because such values may be codes. So does a column
-without values, or with one value that fits no other type.
+decimal. A column with ``007``, ``+1`` or ``0x10`` stays text, because such values may be codes. A column is text if it
+has no values, or if a value fits only text.
 
 >>> [str(guess_type([possible_types(pa.array([text]))])) for text in ("2024-02-29", "2024-02-30", "2024-02-29 12:00")]
 ['date32[day]', 'string', 'timestamp[us]']
@@ -22,7 +22,10 @@ from ddflow.connectors.files.kinds import USUAL, ValueFormats
 from ddflow.connectors.files.spelling import is_parsable_as
 
 SAMPLE: Final = 2 << 20
-"""Bytes of a text file to guess types from, and to parse at a time."""
+"""Number of bytes at the beginning of a text file from which ddflow guesses types.
+
+Files are also parsed in blocks of this size.
+"""
 DIGITS: Final = 38
 """Precision of guessed decimals."""
 
@@ -30,16 +33,18 @@ MOMENTS: Final = (pa.date32(), *(pa.timestamp(unit, zone) for zone in (None, "UT
 _WHOLE: Final = (pa.int64(), pa.uint64(), pa.decimal128(DIGITS, 0))
 _FRACTIONS: Final = tuple(pa.decimal128(DIGITS, scale) for scale in range(1, DIGITS + 1))
 LADDER: Final = (*_WHOLE, pa.float64(), *_FRACTIONS, pa.bool_(), pa.time64("us"), *MOMENTS, pa.string())
-"""Types to guess, in order; the first fit wins."""
+"""Types to guess, in order of preference: the first type that fits is the guess."""
 
 Possible = frozenset[pa.DataType]
-"""Types that fit all values in the head of a file.  A list or an object of JSON lines allows only one type."""
+"""Types that fit all values of a column in the first rows of a file.  Lists and objects of JSON allow only one type."""
 ANY: Final[Possible] = frozenset(LADDER)
 """Possible types of a column without values."""
 
 
 def guess_type(heads: Iterable[Possible]) -> pa.DataType | None:
-    """Choose the type of a column from its possible types in each head; None if no type fits all.  O(heads).
+    """Choose the type of a column from the types that fit in each file; None if no type fits in all files.  O(heads).
+
+    ``heads``: the possible types in the first rows of each file.
 
     >>> monday, tuesday = possible_types(pa.array(["7"])), possible_types(pa.array(["007"]))
     >>> guess_type([monday, tuesday]) == guess_type([tuesday, monday]) == pa.string()
@@ -82,9 +87,9 @@ def possible_types(
 
 
 def widen_type_to_fit(kind: pa.DataType, text: str, forms: ValueFormats = USUAL) -> pa.DataType:
-    """Return the type to declare if a column of a guessed ``kind`` contains a text of another type.
+    """Return the type to declare for a column if its guessed type is ``kind`` and a later text does not fit.
 
-    The type fits this text and all earlier values. The last choice is text, which fits everything.
+    The returned type fits this text and all earlier values. If no other type fits, the returned type is text.
 
     >>> widen_type_to_fit(pa.int64(), "1.5"), widen_type_to_fit(pa.int64(), "007"), widen_type_to_fit(pa.date32(),
     ...     "2024-02-29 10:00")
@@ -101,7 +106,10 @@ def widen_type_to_fit(kind: pa.DataType, text: str, forms: ValueFormats = USUAL)
 
 
 def _list_fitting_decimals(texts: pa.Array) -> Sequence[pa.DataType]:
-    """List the decimals with a fraction that hold all texts.  The longest fraction sets the smallest scale."""
+    """List the decimal types with a scale above 0 that can hold all texts.
+
+    The smallest scale is the length of the longest fraction.
+    """
     if not pc.all(pc.match_substring_regex(texts, r"^-?(0|[1-9]\d*)(\.\d+)?$")).as_py():
         return ()
     point, length = pc.find_substring(texts, "."), pc.binary_length(texts)
@@ -112,9 +120,9 @@ def _list_fitting_decimals(texts: pa.Array) -> Sequence[pa.DataType]:
 
 
 def generalize_json_type(kind: pa.DataType, null: pa.DataType | None = None) -> pa.DataType:
-    """Convert a type inferred by Arrow's JSON reader to one that later lines also fit.
+    """Generalize a type that Arrow's JSON reader inferred, so that later lines also fit the type.
 
-    Timestamps become text, and the null type becomes ``null``, by default text.
+    Timestamps become text. The null type becomes the type ``null``, which is text by default.
     """
     if pat.is_struct(kind):
         return pa.struct([field.with_type(generalize_json_type(field.type, null)) for field in kind])
@@ -124,7 +132,7 @@ def generalize_json_type(kind: pa.DataType, null: pa.DataType | None = None) -> 
 
 
 def _unify_nested_types(heads: Sequence[Possible]) -> pa.DataType | None:
-    """Merge the types of lists or objects into one type with all members; mixed numbers become doubles."""
+    """Merge list or object types into one type with all members; a mix of number types becomes double."""
     kinds = [kind for head in heads for kind in head]
     if len(kinds) != len(heads) or not all(map(pat.is_nested, kinds)):
         return None

@@ -1,6 +1,7 @@
 """Read JSON lines, and JSON files with one array of objects.
 
-msgspec parses each row. Values stay JSON text until the type of their column is known, so numbers keep all digits.
+msgspec parses each row. A value stays JSON text until the type of its column is known, so numbers keep all their
+digits.
 
 >>> import tempfile
 >>> from ddflow.connectors.files.kinds import Dialect
@@ -41,7 +42,10 @@ from ddflow.connectors.files.reader import (
 from ddflow.errors import DdflowError, DeclareFix, ErrorText, SchemaMismatch, UnreadableInput
 
 DEPTH: Final = 40
-"""Maximum depth of brackets, the row included.  Arrow files allow 64 levels and Parquet 100; a list takes two."""
+"""Maximum depth of brackets, including those of the row.
+
+Arrow files allow 64 levels and Parquet files 100. A list takes two levels.
+"""
 _STEPS: Final = np.zeros(256, np.int8)
 _STEPS[[ord("["), ord("{")]] = 1
 _STEPS[[ord("]"), ord("}")]] = -1
@@ -50,9 +54,9 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 def compute_bracket_depths(text: bytes, depth: int = 0, quoted: bool = False) -> tuple[Any, Any]:
-    """Return for each byte of a text its bracket depth (int32) and whether it is quoted.  O(n).
+    """Return two arrays: the bracket depth of each byte of a text (int32), and whether each byte is quoted.
 
-    ``depth``, ``quoted``: the state before the first byte.  The text must not begin directly after a backslash.
+    O(n). ``depth``, ``quoted``: the state before the first byte.  The text must not begin directly after a backslash.
 
     >>> compute_bracket_depths(b'[{"a]": []}]')[0].tolist()
     [1, 2, 2, 2, 2, 2, 2, 2, 3, 2, 1, 0]
@@ -64,7 +68,7 @@ def compute_bracket_depths(text: bytes, depth: int = 0, quoted: bool = False) ->
 
 
 class JsonArraySplitter:
-    """Converter of one JSON array to lines, one for each element.  ``where``: the name of the file in errors.
+    """Converter of one JSON array to lines, with one line for each element.  ``where``: the name of the file in errors.
 
     >>> elements = JsonArraySplitter("a.json")
     >>> elements.to_lines(b'[{"id": 1,\\n "t": "],["}, {"i') + elements.to_lines(b'd": 2}]\\n') + elements.finish()
@@ -75,7 +79,7 @@ class JsonArraySplitter:
         self._where, self._depth, self._quoted, self._rest, self._ended = where, 0, False, b"", False
 
     def to_lines(self, text: bytes) -> bytes:
-        """Convert the next piece of the file to lines.  O(n).  Raises `UnreadableInput` if it is no array."""
+        """Convert the next piece of the file to lines.  O(n).  Raises `UnreadableInput` if the file is not an array."""
         text = self._rest + text
         kept = len(text) - len(text.rstrip(b"\\"))  # a trailing backslash waits for the rest of its escape
         text, self._rest = text[: len(text) - kept], text[len(text) - kept :]
@@ -89,7 +93,7 @@ class JsonArraySplitter:
         opened = outside & (out == ord("["))
         if outside.sum() > opened.sum() or opened.sum() + self._ended > 1 or depth.min() < 0:
             raise UnreadableInput(
-                self._where, "it is not one array of objects", "is it a whole JSON file: [{...}, {...}]?"
+                self._where, "it is not one array of objects", "check that the JSON file is complete: [{...}, {...}]"
             )
         self._ended |= bool(opened.any())
         out[(depth == 1) & ~inside & (out == ord(","))] = 10
@@ -98,9 +102,9 @@ class JsonArraySplitter:
         return out.tobytes()
 
     def finish(self) -> bytes:
-        """End the last line.  Raises `UnreadableInput` if the array is not closed."""
+        """Return the end of the last line.  Raises `UnreadableInput` if the array is not closed."""
         if self._depth or self._rest or not self._ended:
-            raise UnreadableInput(self._where, "its array is not closed", "is it a whole JSON file?")
+            raise UnreadableInput(self._where, "its array is not closed", "check that the JSON file is complete")
         return b"\n"
 
 
@@ -110,14 +114,14 @@ _ENCODER: Final = msgspec.json.Encoder()
 _TEXTS: Final = msgspec.json.Decoder(list[str])
 _BARE: Final = re.compile(rb'"(?:[^"\\]|\\.)*"|-?Infinity|NaN')
 _STAND_INS: Final = {b"NaN": b"90e99999999991", b"Infinity": b"90e99999999992", b"-Infinity": b"-90e99999999992"}
-"""Improbable numbers to replace NaN and the infinities with, because JSON lacks them."""
+"""Improbable numbers that replace NaN and the infinities, because JSON cannot express these values."""
 _FAULTS: Final = (msgspec.MsgspecError, RecursionError, UnicodeDecodeError)
 
 
 class JsonFile(TextFile):
     """A JSON lines file, or a JSON file with one array.
 
-    An error names the line. Values nested deeper than `DEPTH` are refused before they are parsed, so hostile input
+    Each error names the line. Values nested deeper than `DEPTH` are refused before they are parsed, so hostile input
     cannot exhaust the stack.
     """
 
@@ -130,12 +134,15 @@ class JsonFile(TextFile):
 
     @cached_property
     def has_all_columns(self) -> bool:
-        """Whether the sampled beginning is the whole file."""
+        """Whether the first `SAMPLE` bytes are the whole file."""
         with translate_file_errors(self.place, self.dialect), self.open_text(head=True) as stream:
             return len(_read_sample(stream)) < SAMPLE
 
     def blocks(self, names: Collection[str] | None = None) -> Iterator[TextBlock]:
-        """Yield the rows by block.  ``names``: the columns to read; None reads all, but only the beginning."""
+        """Yield the rows in blocks.
+
+        ``names``: the columns to read; None to read all columns, of the beginning only.
+        """
         line = 0
         for text in self._read_lines(head=names is None):
             with translate_file_errors(self.place, self.dialect):
@@ -167,7 +174,7 @@ class JsonFile(TextFile):
                 done, rest = done + rest.count(b"\n"), rest[end:]
 
     def _parse_rows(self, text: bytes, line: int) -> tuple[list[Row], bytes]:
-        """Parse the objects in some lines except blank ones; return them with the text that was parsed."""
+        """Parse the objects in the lines that are not blank; return the objects and the parsed text."""
         for given in _yield_with_nan_stand_ins(text):
             with suppress(*_FAULTS):
                 rows = _DECODER.decode_lines(given)
@@ -182,7 +189,7 @@ class JsonFile(TextFile):
                 rows = _DECODER.decode_lines([*_yield_with_nan_stand_ins(one)][-1])
                 if len(rows) == bool(one.strip()):
                     continue
-                return self.build_line_error(number, "it is more than one object")
+                return self.build_line_error(number, "it holds more than one object")
             except RecursionError:
                 return self.build_line_error(number, _DEEP)
             except UnicodeDecodeError as error:
@@ -195,20 +202,22 @@ class JsonFile(TextFile):
                 return self.build_line_error(number, f"it is a {type(json.loads(one)).__name__}, not an object")
             except msgspec.DecodeError as error:
                 if CONFLICT.match(one.decode(errors="replace")):
-                    found = "it holds git's conflict markers (<<<<<<<)"
-                    return self.build_line_error(number, found, "resolve the conflict, or leave the file out")
+                    found = "it has git's conflict markers (<<<<<<<)"
+                    return self.build_line_error(number, found, "resolve the conflict, or skip the file")
                 return self.build_line_error(
-                    number, f"it is no JSON ({str(error).removeprefix('JSON is malformed: ')})"
+                    number, f"it is not valid JSON ({str(error).removeprefix('JSON is malformed: ')})"
                 )
-        return self.build_line_error(line + 1, "it is no object a line")
+        return self.build_line_error(line + 1, "it does not hold one object per line")
 
     def build_line_error(self, number: int, found: str, remedy: str = "") -> UnreadableInput:
         """Build the error for a line."""
-        remedy = remedy or f"mend it: is it a whole {self.place.kind.name} file, an object a line?"
+        remedy = (
+            remedy or f"fix it, or check that the {self.place.kind.name} file is complete, with one object for each row"
+        )
         return UnreadableInput(f"{self.place.name}, {self.describe_element(number)}", found, remedy)
 
     def describe_element(self, number: int) -> str:
-        """Return the name of a row for messages: "line 7", or "element 7" in an array."""
+        """Return the name of a row for messages, such as "line 7"; in an array, "element 7"."""
         return f"{'element' if self.place.kind.name == ARRAY else 'line'} {number:,}"
 
     def check_members(self, number: int, row: Sequence[tuple[str, Any]], names: Collection[str]) -> None:
@@ -217,16 +226,16 @@ class JsonFile(TextFile):
         where = f"{self.place.name}, {self.describe_element(number)}"
         for name, _ in row:
             if name in seen:
-                raise UnreadableInput(where, f"the member {name!r} is there twice", "name each once")
+                raise UnreadableInput(where, f"the member {name!r} occurs twice", "name each member once")
             seen.add(name)
             if name not in names:
-                found = f"there is a column {name!r}, which the beginning of no file has"
+                found = f"the column {name!r} occurs at the beginning of no file"
                 remedy = ErrorText("declare it: ", DeclareFix({name: "string"}), f"; {did_you_mean(name, names)}")
                 raise SchemaMismatch(where, found, remedy)
 
 
 def _read_sample(stream: pa.NativeFile) -> bytes:
-    """Read the next `SAMPLE` bytes, or fewer at the end."""
+    """Read the next `SAMPLE` bytes of a stream, or fewer at its end."""
     parts, missing = list[bytes](), SAMPLE
     while missing and (part := stream.read(missing)):
         parts.append(part)
@@ -245,13 +254,13 @@ _DEEP: Final = f"brackets are nested more than {DEPTH} deep"
 
 
 class _LineBlock:
-    """Block of lines after the first ``line`` lines of a file.  ``bare``: whether it has substitutes for NaN."""
+    """Block of lines after the first ``line`` lines of a file.  ``bare``: whether the text has substitutes for NaN."""
 
     def __init__(self, file: JsonFile, text: bytes, line: int, bare: bool) -> None:
         self._file, self._text, self._line, self._bare = file, text, line, bare
 
     def describe_line(self, row: int) -> str:
-        """Return the name of the line of an object, for messages."""
+        """Return the name that messages use for the line of an object."""
         return self._file.describe_element(self._line_number(row))
 
     def _line_number(self, row: int) -> int:
@@ -259,24 +268,28 @@ class _LineBlock:
         return next(number for place, number in enumerate(full) if place == row)
 
     def build_columns(self, rows: list[Row], names: Collection[str] | None) -> dict[str, TextColumn]:
-        """Build the named columns, or all; count their bytes to detect unknown or duplicate members."""
+        """Build the named columns, or all columns, and count bytes to detect unknown or duplicate members."""
         there = dict.fromkeys(name for row in rows for name in row) if names is None else names
         columns, seen = {}, 0
         for name in there:
             values = [row.get(name) for row in rows]
             data = _ENCODER.encode_lines(values)
             missing = values.count(None)
-            # The name, its colon, and the comma after the value.
+            # In the text of the block, each value is accompanied by its name, a colon and a comma.
             around = _count_nonblank_bytes(json.dumps(name, ensure_ascii=False).encode()) + 2
             seen += _count_nonblank_bytes(data) - 4 * missing + (len(values) - missing) * around
             columns[name] = self._build_column(data)
-        # Brackets, minus the comma that the last member lacks.
+        # In the text of the block, each row has two brackets besides its members, and the last member of a row has no
+        # comma.
         if seen + 2 * len(rows) - sum(map(bool, rows)) != _count_nonblank_bytes(self._text):
             self._check_all_members(there)
         return columns
 
     def _check_all_members(self, names: Collection[str]) -> None:
-        """Check the members of every object.  A name with escapes also changes the byte count, and is valid."""
+        """Check the members of every object.
+
+        The check may find no mistake, because escapes in a valid name change the number of bytes, too.
+        """
         for number, one in enumerate(self._text.split(b"\n"), self._line + 1):
             if one.strip():
                 self._file.check_members(number, json.loads(one, object_pairs_hook=list), names)
@@ -301,7 +314,7 @@ class _LineBlock:
         return TextColumn(texts, pa.array(quoted, mask=null | nested), among, forms)
 
     def _check_utf8_and_depth(self, texts: pa.Array, data: bytes, nested: Any) -> None:
-        """Raise an error for a value that is not UTF-8, or nested too deeply."""
+        """Raise an error for a value that is not UTF-8 or that is nested too deeply."""
         try:
             texts.validate(full=True)
         except pa.ArrowInvalid:

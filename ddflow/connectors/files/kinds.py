@@ -1,7 +1,8 @@
 """Find the format of a file from its name, and define the notation of numbers and dates in text.
 
-Guarantees: the name decides unless an option sets the format. Only standard input is detected from its first bytes.
-A decimal comma, digit groups and dates other than ISO 8601 apply only if the dialect of the file declares them.
+Guarantees: the extension sets the format unless an option sets it. Only the format of standard input is detected from
+the first bytes. A decimal comma, digit groups and dates other than ISO 8601 apply only if the dialect of the file
+declares them.
 """
 
 import codecs
@@ -44,13 +45,13 @@ _TWO: Final = {"d": r"\d{2}", "m": r"\d{2}", "H": r"\d{2}", "I": r"0[1-9]|1[0-2]
 _DIGITS: Final = frozenset("dmYyHIMSf")
 _TOKEN: Final = re.compile(r"%(.?)|([^%]+)", re.DOTALL)
 _NEEDS: Final = {"f": "S", "S": "M", "M": "HI", "z": "HI", "I": "p", "p": "I"}
-"""Codes of a date format, each with the codes that it needs at least one from."""
+"""Codes of a date format, each with a set of codes of which the format must contain at least one."""
 COMMA: Final = re.compile(r"[+-]?\d+,\d+")
 """A number with a decimal comma."""
 POINT: Final = re.compile(r"[+-]?\d+\.\d+")
 """A number with a decimal point."""
 GROUPS: Final = (".", ",", " \u00a0\u202f", "'\u2019")
-"""Separators of digit groups.  All characters of one text count as the same separator."""
+"""Separators of digit groups.  The characters within one string of this tuple count as the same separator."""
 _DAYS: Final = (
     "%d.%m.%Y",
     "%d/%m/%Y",
@@ -67,7 +68,7 @@ _LIKE: Final = re.compile(r"\d{1,4}[-/. ](\d{1,2}|[A-Za-z]{3})[-/. ]\d{1,4}\b.{0
 
 
 class ValueFormats(NamedTuple):
-    """Notation of numbers and dates: decimal mark, date formats (empty for ISO 8601), separator of digit groups.
+    """Notation of numbers and dates: the decimal mark, the date formats (none for ISO 8601), and the group separator.
 
     >>> forms = ValueFormats(",", ("%d.%m.%Y", "%d.%m.%Y %H:%M"))
     >>> forms.normalize(pa.array(["12,50", "1.250", None]), pa.float64()).to_pylist()
@@ -91,7 +92,7 @@ class ValueFormats(NamedTuple):
                 texts = pc.if_else(pc.match_substring(texts, "."), "", pc.replace_substring(texts, ",", "."))
             return texts
         if self.dates and (pat.is_date(kind) or pat.is_timestamp(kind)):
-            encoded = texts.dictionary_encode()  # dates repeat often
+            encoded = texts.dictionary_encode()  # dates repeat often, so convert each once
             words = encoded.dictionary
             return pc.coalesce(*(_convert_dates_to_iso(words, each) for each in self.dates), "").take(encoded.indices)
         return texts
@@ -104,7 +105,7 @@ class ValueFormats(NamedTuple):
         )
 
     def _remove_separators(self, texts: pa.Array) -> pa.Array:
-        """Remove the separators between digit groups; a text with a misplaced one becomes empty."""
+        """Remove the separators between digit groups; a text with a misplaced separator becomes empty."""
         odd = pc.and_not(pc.match_substring_regex(texts, self._separator_pattern), self.mark_grouped_numbers(texts))
         return pc.if_else(odd, "", pc.replace_substring_regex(texts, self._separator_pattern, ""))
 
@@ -114,18 +115,18 @@ class ValueFormats(NamedTuple):
         return f"[{next(each for each in GROUPS if (self.thousands or '.') in each)}]"
 
     def validate(self) -> "ValueFormats":
-        """Check the notation and return it.  Raises `SpecError` if a part is invalid."""
+        """Check the notation, and return the notation unchanged.  Raises `SpecError` if a part is invalid."""
         if self.decimal not in (".", ","):
-            raise SpecError(Option("decimal", self.decimal), "it is neither a point nor a comma", "give '.' or ','")
+            raise SpecError(Option("decimal", self.decimal), "it is neither a point nor a comma", "use '.' or ','")
         if self.thousands is not None and self.thousands not in [*"".join(GROUPS)]:
-            found = "it is no point, comma, space or apostrophe"
-            raise SpecError(Option("thousands", self.thousands), found, "give '.', ',', ' ' or \"'\"")
+            found = "it is not a point, comma, space or apostrophe"
+            raise SpecError(Option("thousands", self.thousands), found, "use '.', ',', ' ' or \"'\"")
         if self.thousands == self.decimal:
-            found = ErrorText(Option("decimal", self.decimal), " is the same")
+            found = ErrorText(Option("decimal", self.decimal), " is the same mark")
             raise SpecError(
                 Option("thousands", self.thousands),
                 found,
-                ErrorText("give both: ", Option("decimal", ","), ", ", Option("thousands", ".")),
+                ErrorText("use different marks: ", Option("decimal", ","), ", ", Option("thousands", ".")),
             )
         for each in self.dates:
             if each != ISO:
@@ -143,9 +144,9 @@ def _build_date_pattern(form: str) -> str:
     parts = [part for part, between in tokens if not between and part != "%"]
     remedy = "write it as '%d.%m.%Y' or '%m/%d/%Y %H:%M', or 'iso'"
     if odd := [each for each in parts if each not in _PARTS]:
-        raise SpecError(asked, f"%{odd[0]} is not known", f"use %{', %'.join(_PARTS)}, %%")
+        raise SpecError(asked, f"%{odd[0]} is unknown", f"use %{', %'.join(_PARTS)}, %%")
     if twice := [each for each in parts if parts.count(each) > 1]:
-        raise SpecError(asked, f"%{twice[0]} is there twice", remedy)
+        raise SpecError(asked, f"%{twice[0]} occurs twice", remedy)
     for what, some in (("day", "d"), ("month", "mbB"), ("year", "Yy"), ("hour", "HI")):
         if len(found := [each for each in parts if each in some]) != 1 and (found or what != "hour"):
             raise SpecError(asked, f"it has {'two' if found else 'no'} {what}{'s' if found else ''}", remedy)
@@ -234,8 +235,8 @@ class FileKind(NamedTuple):
     >>> find_kind("orders.txt")
     Traceback (most recent call last):
         ...
-    ddflow.errors.UnreadableInput: orders.txt: files of kind '.txt' are not known; use .parquet, .arrow, .feather, \
-    .arrows, .csv, .tsv, .tab, .jsonl, .ndjson, .json; text also with .gz or .zst behind; or say what it holds, as in \
+    ddflow.errors.UnreadableInput: orders.txt: unknown file type '.txt'; use .parquet, .arrow, .feather, \
+    .arrows, .csv, .tsv, .tab, .jsonl, .ndjson, .json; text also with .gz or .zst after it; or pass its format, as in \
     dd.FilePath('orders.txt', format='csv')
     """
 
@@ -247,7 +248,7 @@ class FileKind(NamedTuple):
 CSV, TSV, JSON, ARRAY = "CSV", "TSV", "JSON lines", "JSON"
 PARQUET, ARROW, STREAM = "Parquet", "Arrow", "Arrow stream"
 MESSAGES: Final = FileKind("messages")
-"""Kind of files with one message in each line.  No extension selects it."""
+"""Kind of files with one message in each line.  No extension selects this kind."""
 WRAPS: Final = {".gz": "gzip", ".zst": "zstd"}
 _TEXTS: Final = {
     ".csv": FileKind(CSV),
@@ -270,15 +271,15 @@ KINDS: Final = _PLAIN | {
     ending + wrap: kind._replace(wrapped=how) for ending, kind in _TEXTS.items() for wrap, how in WRAPS.items()
 }
 """Kinds of files by extension."""
-USE: Final = f"use {', '.join(_PLAIN)}; text also with .gz or .zst behind"
+USE: Final = f"use {', '.join(_PLAIN)}; text also with .gz or .zst after it"
 """Remedy for a name with an unknown extension."""
 
 
 class Dialect(NamedTuple):
-    """Text options of files: CSV delimiter, texts for null, encoding, notation of values, kind, renamed columns.
+    """Text options of files: CSV delimiter, texts for null, encoding, notation of values, file kind, renamed columns.
 
-    The delimiter and the kind are None if the name of a file decides. An empty field is always null. `ValueFormats`
-    describes the notation of numbers and dates.
+    The delimiter and the kind are None if the name of a file determines both. An empty field is always null.
+    `ValueFormats` describes the notation of numbers and dates.
     """
 
     delimiter: str | None = None
@@ -296,21 +297,24 @@ class Dialect(NamedTuple):
         return ValueFormats(self.decimal, self.dates, self.thousands)
 
     def validate(self) -> "Dialect":
-        """Return the dialect, with a tab for ``\\t`` and ``tab``.  Raises `SpecError` for an invalid value."""
+        """Check the dialect and return it, with a tab if the delimiter is spelled ``\\t`` or ``tab``.
+
+        Raises `SpecError` for an invalid value.
+        """
         delimiter = {r"\t": "\t", "tab": "\t"}.get(self.delimiter or "", self.delimiter)
         if delimiter is not None and (len(delimiter) != 1 or not delimiter.isascii() or delimiter in '"\r\n\0'):
-            raise SpecError(f"the delimiter {delimiter!r}", "it is not one ASCII character", "give one, such as ';'")
+            raise SpecError(f"the delimiter {delimiter!r}", "it is not one ASCII character", "use one, such as ';'")
         try:
             codecs.lookup(self.encoding)
         except LookupError:
-            found, remedy = "there is no such encoding", "give one that Python knows: latin-1, cp1252, utf-16"
+            found, remedy = "there is no such encoding", "use one that Python knows: latin-1, cp1252, utf-16"
             raise SpecError(f"the encoding {self.encoding!r}", found, remedy) from None
         self.value_formats.validate()
         if any("" in pair for pair in self.rename):
-            raise SpecError("rename=", "a name is empty", "give the old name and the new one: Order ID=id")
+            raise SpecError("rename=", "a name is empty", "pass the old name and the new name: Order ID=id")
         names = [new for _, new in self.rename]
         if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise SpecError("rename=", f"several columns become {twice}", "give each a name of its own")
+            raise SpecError("rename=", f"several columns become {twice}", "choose a different name for each column")
         return self._replace(delimiter=delimiter)
 
 
@@ -333,7 +337,7 @@ def is_utf8(encoding: str) -> bool:
 
 
 def find_kind(name: str | PurePath, given: FileKind | None = None) -> FileKind:
-    """Return the given kind, or the kind for a file's extension.  Raises `UnreadableInput` for an unknown one."""
+    """Return the given kind, or the kind for a file's extension.  Raises `UnreadableInput` for an unknown extension."""
     path = PurePath(name)
     if given is not None:
         wrapped = given.wrapped or (WRAPS.get(path.suffix.lower()) if is_text_kind(given.name) else None)
@@ -342,21 +346,21 @@ def find_kind(name: str | PurePath, given: FileKind | None = None) -> FileKind:
         if path.name.lower().endswith(ending):
             return kind
     ending = "".join(path.suffixes[-2:]) if path.suffix.lower() in WRAPS else path.suffix
-    found = f"files of kind {ending!r} are not known" if ending else "its name has no extension to tell its kind"
-    remedy = ErrorText(f"{USE}; or say what it holds, as in ", FileFix(str(name), {"format": "csv"}))
+    found = f"unknown file type {ending!r}" if ending else "its name has no extension that shows its type"
+    remedy = ErrorText(f"{USE}; or pass its format, as in ", FileFix(str(name), {"format": "csv"}))
     raise UnreadableInput(str(name), found, remedy)
 
 
 def find_kind_by_extension(ending: str) -> FileKind:
-    """Return the kind for an extension, with or without its dot.  Raises `SpecError`."""
+    """Return the kind for an extension that is written with or without a dot.  Raises `SpecError`."""
     kind = KINDS.get(f".{ending.lower().removeprefix('.')}")
     if kind is None:
-        raise SpecError(f"the format {ending!r}", "there is no such kind of file", USE)
+        raise SpecError(f"the format {ending!r}", "there is no such file type", USE)
     return kind
 
 
 def find_extension(kind: FileKind) -> str:
-    """Return the extension of a kind, such that `find_kind_by_extension` returns the kind again.
+    """Return the extension of a kind.  `find_kind_by_extension` maps the extension back to the kind.
 
     >>> find_extension(find_kind_by_extension("csv.gz"))
     'csv.gz'
@@ -365,7 +369,7 @@ def find_extension(kind: FileKind) -> str:
 
 
 def sniff_file_kind(begin: bytes) -> FileKind:
-    """Guess the kind of a file from its first bytes; CSV if they match no other kind.  O(1).
+    """Guess the kind of a file from its first bytes; CSV if the bytes match no other kind.  O(1).
 
     >>> sniff_file_kind(b'[{"id": 1}]').name, sniff_file_kind(b"id\\tcity\\n1\\tBern, BE").name
     ('JSON', 'TSV')

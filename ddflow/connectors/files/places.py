@@ -1,13 +1,13 @@
 """List and open input files: local files and folders, standard input, and objects in S3.
 
 Guarantees: a pattern means the same for local files and for objects. Folders and patterns list their files in the
-order of the names, without hidden ones. ddflow warns if names contain numbers without leading zeros, because `10.csv`
+order of the names, without hidden files. ddflow warns if names contain numbers without leading zeros, because `10.csv`
 then sorts before `2.csv`.
 
 >>> list_file_locations(["https://KEY@host/a.csv?token=1"])
 Traceback (most recent call last):
     ...
-ddflow.errors.UnreadableInput: https://host/a.csv: input is not read from the web; download it first: \
+ddflow.errors.UnreadableInput: https://host/a.csv: ddflow reads no input from the web; download it first: \
 curl -fLO https://host/a.csv
 """
 
@@ -34,9 +34,9 @@ from ddflow.storage.object_store import Bucket
 
 STDIN: Final = "-"
 HEAD: Final = 4 << 20
-"""Bytes of standard input to buffer, so that its beginning can be read twice."""
+"""Size in bytes of the buffer for the beginning of standard input, which ddflow can read twice."""
 PIECE: Final = 4 << 20
-"""Bytes of an object to fetch at a time."""
+"""Number of bytes of an object to fetch at a time."""
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(//?)")
 _WILD: Final = re.compile(r"[*?\[]")
 
@@ -49,28 +49,28 @@ class FileLocation(ABC):
 
     @property
     def kind(self) -> FileKind:
-        """The given kind, or the kind for its extension."""
+        """The given kind, or the kind for the extension of the name."""
         return find_kind(self.name, self._kind)
 
     @abstractmethod
     def size(self) -> int | None:
-        """Return its size in bytes; None if the size is unknown before reading."""
+        """Return the size of the file in bytes; None if the size is unknown before reading."""
 
     @abstractmethod
     def open(self) -> pa.NativeFile:
-        """Open it at its first byte.  Close the file only if you read it directly, never while Arrow reads it.
+        """Open the file at its first byte.  Close the file only if you read it directly, never while Arrow reads it.
 
-        Arrow reads ahead in a thread that may still read after its reader is dropped. If the file were closed then, the
-        thread could read a block from the next file with the same descriptor. An open file closes when that thread
-        drops it.
+        Arrow reads ahead in a thread that may still read after its reader is dropped. If the file were closed too
+        early, this thread could read a block of another file that got the same descriptor. A file that you leave open
+        closes when Arrow's thread drops it.
         """
 
     def open_head(self) -> pa.NativeFile:
-        """Open at least the part of its beginning that types are guessed from; see `open`."""
+        """Open the file, or only its beginning, which is enough to guess types from.  See `open`."""
         return self.open()
 
     def close(self) -> None:  # noqa: B027 - most keep nothing
-        """Release its resources.  A second call is harmless."""
+        """Release the resources of the file.  A second call is harmless."""
 
 
 class LocalFile(FileLocation):
@@ -81,7 +81,9 @@ class LocalFile(FileLocation):
         path = Path(self.name)
         size = path.stat().st_size
         if not path.is_file():
-            raise UnreadableInput(self.name, "it is no regular file", "give what it writes on standard input: -")
+            raise UnreadableInput(
+                self.name, "it is not a regular file", "pipe its contents to standard input, and pass -"
+            )
         return size
 
     def open(self) -> pa.NativeFile:
@@ -90,7 +92,10 @@ class LocalFile(FileLocation):
 
 
 class Stdin(FileLocation):
-    """Standard input, read once as a stream; columnar formats need random access, so they go to a temporary file."""
+    """Standard input, read once as a stream.
+
+    Columnar formats need random access, so ddflow copies input in such a format to a temporary file.
+    """
 
     def __init__(self, kind: FileKind | None = None) -> None:
         super().__init__(STDIN, kind)
@@ -100,7 +105,7 @@ class Stdin(FileLocation):
 
     @property
     def kind(self) -> FileKind:
-        """The given kind, or a guess from its first bytes."""
+        """The given kind, or a guess from the first bytes of the input."""
         if self._kind is None:
             wrapped = next((how for magic, how in MAGIC.items() if self._read_beginning().startswith(magic)), None)
             plain = pa.BufferReader(self._read_beginning())
@@ -124,7 +129,9 @@ class Stdin(FileLocation):
         if self.kind.name in (PARQUET, ARROW, STREAM):
             return self._copy_to_file(begin)
         if self._input is None:
-            raise UnreadableInput(STDIN, "standard input can be read only once", "write it to a file, and give that")
+            raise UnreadableInput(
+                STDIN, "standard input can be read only once", "write it to a file, and pass the file"
+            )
         rest, self._input = self._input, None
         return pa.PythonFile(io.BufferedReader(_JoinedStream(begin, rest), HEAD), mode="r")
 
@@ -141,7 +148,7 @@ class Stdin(FileLocation):
         return pa.OSFile(self._copy.name)
 
     def close(self) -> None:
-        """Remove the copy, if any."""
+        """Remove the temporary copy, if a copy exists."""
         if self._copy is not None:
             self._copy.close()
 
@@ -159,7 +166,7 @@ class _JoinedStream(io.RawIOBase):
         return True
 
     def readinto(self, into: Any) -> int:
-        """Read the next bytes of the beginning, then of the rest."""
+        """Read the next bytes of the first part, then of the second part."""
         got = self._begin.read(len(into)) or self._rest.read(len(into))
         into[: len(got)] = got
         return len(got)
@@ -168,8 +175,8 @@ class _JoinedStream(io.RawIOBase):
 class BucketObject(FileLocation):
     """Object in S3; readers fetch its ranges on demand.
 
-    ``key``: its name in the bucket.  ``length``: its size in bytes.  ``ask``: calls the bucket, and translates its
-    errors.
+    ``key``: its name in the bucket.  ``length``: its size in bytes.  ``ask``: a function that calls the bucket
+    and translates its errors.
     """
 
     def __init__(
@@ -197,7 +204,7 @@ class BucketObject(FileLocation):
 
 
 class _RangeStream(io.RawIOBase):
-    """Seekable stream of ``length`` bytes; ``ask`` fetches a range from its first to its last position."""
+    """Seekable stream of ``length`` bytes.  ``ask``: function that fetches the bytes from one position to another."""
 
     def __init__(self, ask: Callable[[int, int], bytes], length: int) -> None:
         self._ask, self._length, self._at = ask, length, 0
@@ -216,7 +223,7 @@ class _RangeStream(io.RawIOBase):
         return self._at
 
     def readinto(self, into: Any) -> int:
-        """Fetch the next bytes."""
+        """Fetch the next bytes of the object."""
         end = min(self._at + len(into), self._length)
         if end <= self._at:
             return 0
@@ -227,7 +234,9 @@ class _RangeStream(io.RawIOBase):
 
 
 def list_file_locations(paths: Iterable[Path | str], kind: FileKind | None = None) -> list[FileLocation]:
-    """List the files that paths, folders, patterns, addresses and ``-`` name.  ``kind``: the kind of all.  O(files).
+    """List the files that paths, folders, patterns, addresses and ``-`` refer to.  O(files).
+
+    ``kind``: the kind of all files; None to find it from each name.
 
     Raises `UnreadableInput` for a missing file, an address with an unknown scheme, an unknown kind, an empty folder,
     a folder with subfolders, a pattern without matches, and an empty list.
@@ -244,7 +253,7 @@ def list_file_locations(paths: Iterable[Path | str], kind: FileKind | None = Non
                 LocalFile(str(file) if str(file) != STDIN else "./-", kind) for file in _list_local_files(given, kind)
             ]
     if not found:
-        raise UnreadableInput("an input", "no file is given", "name at least one file or folder, or - for stdin")
+        raise UnreadableInput("an input", "there is no file", "pass at least one file or folder, or - for stdin")
     for place in found:
         _ = isinstance(place, Stdin) or place.kind
     return found
@@ -257,31 +266,31 @@ def _list_local_files(given: str, kind: FileKind | None) -> Sequence[Path]:
     if not os.path.lexists(path) and _WILD.search(given):
         matched = [Path(name) for name in sorted(glob.glob(given, recursive=True)) if not _is_hidden(name, given)]
         if not matched:
-            raise UnreadableInput(given, "no file matches", "check the pattern and where you are")
+            raise UnreadableInput(given, "no file matches", "check the pattern and the current folder")
         return [file for each in matched for file in (_list_folder(each) if each.is_dir() else [each])]
     if not os.path.lexists(path):
         find_kind(given, kind)
-        raise UnreadableInput(given, "there is no such file or folder", "check the name and where you are")
+        raise UnreadableInput(given, "there is no such file or folder", "check the name and the current folder")
     return [path]
 
 
 def _is_hidden(name: str, pattern: str) -> bool:
-    """Return whether a name is hidden, unless the pattern asks for hidden names."""
+    """Return whether a name is hidden and the pattern does not ask for hidden names."""
     return PurePosixPath(name).name[:1] in "._" and PurePosixPath(pattern).name[:1] not in "._"
 
 
 def _refuse_remote_address(given: str) -> None:
-    """Refuse an address such as ``gs://...``, which `Path` would take for a relative folder."""
+    """Refuse an address such as ``gs://...``, which `Path` would read as a relative folder."""
     match = _SCHEME.match(given)
     if match is not None and (match[2] == "//" or not Path(given).exists()):
-        # The message repeats neither the credentials before the host nor a signature after the path.
+        # The message omits credentials before the host and a signature after the path.
         place = f"{match[1]}://{re.split(r'[?#]', given[match.end() :].rpartition('@')[2])[0]}"
         if match[1].lower() in ("http", "https"):
-            raise UnreadableInput(place, "input is not read from the web", f"download it first: curl -fLO {place}")
+            raise UnreadableInput(place, "ddflow reads no input from the web", f"download it first: curl -fLO {place}")
         raise UnreadableInput(
             place,
             "inputs are files and folders of this machine, or s3://bucket/key",
-            "copy it here first, or read it in Python and give its rows to a step",
+            "copy it here first, or read it in Python and pass its rows to a step",
         )
 
 
@@ -300,13 +309,13 @@ def _refuse_subfolders(folder: str, inner: list[str]) -> None:
     if inner:
         raise UnreadableInput(
             folder,
-            f"there are folders in it: {inner[:5]}",
-            "they are not gone into: name the folders you mean, in the order you mean",
+            f"it contains folders: {inner[:5]}",
+            "ddflow reads no subfolders: name the folders to read, in their order",
         )
 
 
 def _list_bucket_objects(given: str, kind: FileKind | None) -> list[FileLocation]:
-    """List the objects at an address: one object, or all objects in a folder or matching a pattern."""
+    """List the objects at an address: one object, all objects in a folder, or all objects that match a pattern."""
     name, _, key = given.removeprefix("s3://").partition("/")
     address = f"s3://{name.rpartition('@')[2]}/{re.split('[?#]', key)[0]}"
     bucket = call_bucket(address, Bucket, f"s3://{name}")
@@ -331,12 +340,12 @@ def _list_bucket_objects(given: str, kind: FileKind | None) -> list[FileLocation
 
 
 def call_bucket(address: str, ask: Callable[..., Any], *given: Any, followed: bool = False) -> Any:
-    """Call a bucket, and translate its errors so that they name the input, not a state.
+    """Call a bucket, and translate its errors so that the errors name the input, not a state.
 
     ``followed``: whether a source reads the bucket; a source retries after a failure.
     """
     asked, failure = (f"read {address}", SourceFailed) if followed else (address, UnreadableInput)
-    remedy = "see to the network, the bucket and its keys (AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, ...)"
+    remedy = "check the network, the bucket and its keys (AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, ...)"
 
     def to_ours(error: Exception) -> DdflowError:
         if isinstance(error, MissingExtra):
@@ -366,27 +375,30 @@ N = TypeVar("N", bound=HasName)
 
 
 def warn_of_misordered_files(files: Sequence[N]) -> Sequence[N]:
-    """Return the files unchanged, and warn if numeric order differs from text order.  O(files)."""
+    """Return the files unchanged.
+
+    Warn if a numeric sort of the file names would give another order.  O(files).
+    """
     warn_of_misordered_names([each.name for each in files])
     return files
 
 
 def warn_of_misordered_names(names: Sequence[str]) -> None:
-    """Warn if names sort differently by their numbers than as text.  O(names)."""
+    """Warn if a numeric sort of the names would give another order.  O(names)."""
     if (found := find_misordered_names(names)) is not None:
         one, other, padded = found
         warnings.warn(
-            f"{one} is read before {PurePath(other).name}, because names sort as text: write the numbers in them with "
-            f"zeros in front ({PurePath(padded).name}), or give the files one by one in their order",
+            f"{one} is read before {PurePath(other).name}, because names sort as text: pad the numbers in them with "
+            f"zeros ({PurePath(padded).name}), or pass the files one by one in their order",
             stacklevel=4,
         )
 
 
 def find_misordered_names(names: Sequence[str]) -> tuple[str, str, str] | None:
-    """Return two neighbouring names whose numbers descend, and the second name with leading zeros.
+    """Return the first two neighbouring names whose numbers descend, and the second name with leading zeros added.
 
-    Returns None if no numbers descend, and for names that are not sorted, because the user chose their order.
-    O(names).
+    Returns None if no numbers descend. The function ignores names that are not sorted, because the user chose their
+    order. O(names).
 
     >>> find_misordered_names(["10. March.csv", "2. March.csv", "a.csv"])
     ('10. March.csv', '2. March.csv', '02. March.csv')

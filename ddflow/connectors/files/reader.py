@@ -1,14 +1,14 @@
 """Define the interface of input files, and convert the values of text files to typed columns.
 
-Guarantees: an error names the file, and the row and the column if the reader knows them. A value that does not fit the
-type of its column is an error with the text of the value, never a null.
+Guarantees: every error names the file. If the reader knows the row and the column, the error names them too. A value
+that does not fit the type of its column is an error that shows the value; ddflow never replaces such a value with null.
 
 >>> from ddflow.connectors.files.places import LocalFile
 >>> with translate_file_errors(LocalFile("orders.parquet")):
 ...     raise OSError("Corrupt snappy compressed data.")
 Traceback (most recent call last):
     ...
-ddflow.errors.UnreadableInput: orders.parquet: Corrupt snappy compressed data; is it a whole Parquet file?
+ddflow.errors.UnreadableInput: orders.parquet: Corrupt snappy compressed data; check that the Parquet file is complete
 """
 
 import errno
@@ -71,20 +71,20 @@ from ddflow.expressions.types import is_number
 
 Types = Mapping[str, pa.DataType]
 ROWS = 1 << 16
-"""Maximum rows of a batch, if the format leaves the size to the reader."""
+"""Maximum number of rows of a batch, if the format does not set the size of batches."""
 
 
 _PACKED = {
-    b"PK\x03\x04": ("it is a zip archive, as workbooks are, too", "unpack it, or save it as text"),
-    b"\x1f\x8b": ("it is packed by gzip", "end its name with .gz"),
+    b"PK\x03\x04": ("it is a zip archive, perhaps an Excel workbook", "unpack it, or save it as text"),
+    b"\x1f\x8b": ("it is compressed with gzip", "add .gz to its name"),
 }
-"""Error and remedy for compressed files, by their first bytes."""
+"""Error text and remedy for compressed files, by the first bytes of the file."""
 WIDEST = 10_000
-"""Maximum columns of a file.  Each column has arrays in every batch, so wide tables cost time for each column."""
+"""Maximum number of columns of a file.  Each column has arrays in every batch, so a wide file takes long to read."""
 
 
 class InputFile(ABC):
-    """One input file.  All its errors are `DdflowError`."""
+    """One input file.  The methods of a file raise only `DdflowError`."""
 
     def __init__(self, place: FileLocation) -> None:
         self.place = place
@@ -93,7 +93,10 @@ class InputFile(ABC):
 
     @abstractmethod
     def columns(self) -> Mapping[str, pa.DataType | None]:
-        """Return the columns in order, with stored types or None.  JSON returns the columns in its beginning."""
+        """Return the columns in order.  Each column has its stored type, or None if the file stores no types.
+
+        For a JSON file, return only the columns that occur at its beginning.
+        """
 
     @property
     def has_all_columns(self) -> bool:
@@ -106,36 +109,39 @@ class InputFile(ABC):
 
     @abstractmethod
     def batches(self, schema: pa.Schema, converted: Collection[str] = ()) -> Iterator[pa.RecordBatch]:
-        """Yield the rows in the columns of the file; text is parsed to the types in ``schema``.  Bounded memory.
+        """Yield the rows in batches.  Text is parsed to the types in ``schema``.  Memory is bounded.
 
         Text values must match the strict patterns of ``spelling``. In ``converted`` columns, every text that Arrow can
         convert is valid.
         """
 
     def count_rows(self) -> int | None:
-        """Return the number of rows if it is known without a read, else None."""
+        """Return the number of rows; None if ddflow would have to read the file to count them."""
         return None
 
 
 class RenamedColumnsFile(InputFile):
-    """A file with renamed columns.  ``names``: the new names by the original ones."""
+    """A file with renamed columns.  ``names``: the new name of a column by its original name."""
 
     def __init__(self, of: InputFile, names: Mapping[str, str]) -> None:
         super().__init__(of.place)
         self.plain, self._new = of, dict(names)
 
     def columns(self) -> Mapping[str, pa.DataType | None]:
-        """Return the renamed columns.  Raises `SchemaMismatch` for unknown names, and if two columns get one name."""
+        """Return the renamed columns.
+
+        Raises `SchemaMismatch` for unknown names, and if two columns get the same name.
+        """
         there, asked = self.plain.columns(), f"{self.place.name}, rename="
         for old, new in self._new.items() if there else ():
             if old not in there and new not in there and self.plain.has_all_columns:
-                found = f"there is no column {old!r}, which would be {new!r}"
+                found = f"there is no column {old!r} to rename to {new!r}"
                 raise SchemaMismatch(asked, found, did_you_mean(old, there))
         self._new = {old: new for old, new in self._new.items() if old in there or new not in there}
         names = [self._new.get(name, name) for name in there]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             olds = [name for name in there if self._new.get(name, name) == twice[0]]
-            raise SchemaMismatch(asked, f"its columns {olds} would all be {twice[0]!r}", "give each a name of its own")
+            raise SchemaMismatch(asked, f"its columns {olds} would all be named {twice[0]!r}", "choose different names")
         return dict(zip(names, there.values(), strict=True))
 
     @property
@@ -149,7 +155,7 @@ class RenamedColumnsFile(InputFile):
         return {self._new.get(name, name): each for name, each in found.items()}
 
     def batches(self, schema: pa.Schema, converted: Collection[str] = ()) -> Iterator[pa.RecordBatch]:
-        """Yield the rows with renamed columns.  The fix in an error uses the new name."""
+        """Yield the rows with renamed columns.  The fix that an error suggests uses the new name of the column."""
         own = pa.schema([field.with_name(self._original_name(field.name)) for field in schema])
         try:
             for batch in self.plain.batches(own, {self._original_name(name) for name in converted}):
@@ -171,19 +177,19 @@ class RenamedColumnsFile(InputFile):
 
 
 def translate_file_errors(place: FileLocation, dialect: Dialect | None = None) -> AbstractContextManager[None]:
-    """Convert the errors of a ``with`` block to errors about this file.  ``dialect``: the dialect of its text."""
+    """Convert the errors of a ``with`` block to errors about this file.  ``dialect``: the text dialect of the file."""
 
     def to_ours(error: Exception) -> DdflowError | None:
         if isinstance(error, DdflowError):
             return None
         if isinstance(error, FileNotFoundError):
             return UnreadableInput(
-                place.name, "there is no such file", "check the name and where you are", file=place.name
+                place.name, "there is no such file", "check the name and the current folder", file=place.name
             )
-        remedy: str | ErrorText = f"is it a whole {place.kind.name} file?"
+        remedy: str | ErrorText = f"check that the {place.kind.name} file is complete"
         found = describe_error(error)
         if isinstance(error, UnicodeDecodeError):
-            name = (error.encoding if dialect is None else dialect.encoding).upper()  # Python's may be charmap
+            name = (error.encoding if dialect is None else dialect.encoding).upper()  # Python's name may be "charmap"
             found, remedy = f"it is not {name} ({error.reason})", suggest_encoding(place, dialect or PLAIN)
         return find_compression_error(place) or UnreadableInput(place.name, found, remedy, file=place.name)
 
@@ -191,7 +197,7 @@ def translate_file_errors(place: FileLocation, dialect: Dialect | None = None) -
 
 
 def find_compression_error(place: FileLocation) -> UnreadableInput | None:
-    """Return an error if a text file is compressed without the extension for it, else None.  O(1)."""
+    """Return an error if a text file is compressed but its extension does not say so, else None.  O(1)."""
     if place.kind.wrapped is not None or not is_text_kind(place.kind.name):
         return None
     try:
@@ -207,16 +213,16 @@ def find_compression_error(place: FileLocation) -> UnreadableInput | None:
 def suggest_encoding(place: FileLocation, dialect: Dialect) -> ErrorText:
     """Suggest a remedy for text that is invalid in the given encoding."""
     if not is_utf8(dialect.encoding):
-        return ErrorText("give the encoding that it is in, or write it in UTF-8")
+        return ErrorText("pass its encoding, or write it in UTF-8")
     given = suggest_file_path_call(place.name, dialect._replace(encoding="cp1252"))
-    return ErrorText("name its encoding (", given, "), or write it in UTF-8")
+    return ErrorText("pass its encoding (", given, "), or write it in UTF-8")
 
 
 def describe_error(error: BaseException) -> str:
     """Return the first line of a library's error message, without the final period."""
     code = getattr(error, "errno", None)
     if code in (errno.EACCES, errno.EPERM):
-        return "it may not be read"
+        return "permission is denied"
     text = str(error).strip().splitlines()
     return text[0].rstrip(". ") if text else type(error).__name__
 
@@ -230,7 +236,9 @@ def check_column_count(place: FileLocation, columns: int) -> None:
     """Raise `UnreadableInput` for a file with more columns than ``WIDEST``."""
     if columns > WIDEST:
         found = f"it has {columns:,} columns, more than {WIDEST:,}"
-        raise UnreadableInput(place.name, found, "make rows of them: a name and a value each", file=place.name)
+        raise UnreadableInput(
+            place.name, found, "turn the columns into rows, each with a name and a value", file=place.name
+        )
 
 
 def is_empty_file(place: FileLocation) -> bool:
@@ -278,7 +286,10 @@ class TextColumn(NamedTuple):
         )
 
     def convert(self, kind: pa.DataType, convert: bool = False) -> pa.Array:
-        """Convert the values to a type.  ``convert``: also by Arrow's rules.  O(n).  Raises `UnparsableValue`."""
+        """Convert the values to a type.  Raises `UnparsableValue`.  O(n).
+
+        ``convert``: whether every text that Arrow can convert is valid, not only texts of the strict patterns.
+        """
         structured = pat.is_struct(kind) or is_list_like(kind)
         # A JSON string may look like an object, or like null.
         others = self.quoted if structured else self.nested
@@ -295,7 +306,10 @@ class TextColumn(NamedTuple):
         return parse_texts_strictly(self.texts, kind, self.quoted is not None, self.forms)
 
     def _parse_nested(self, kind: pa.DataType) -> pa.Array:
-        """Parse lists or objects.  O(n), also for invalid rows: a binary search finds the first one."""
+        """Parse lists or objects.
+
+        O(n) even if rows are invalid, because a binary search finds the first invalid row.
+        """
         try:
             _check_digit_count(self.texts, find_max_exact_digits(kind))
             return cast_parsed_column(_parse_json(self.texts, find_json_reader_type(kind)), kind)
@@ -309,7 +323,7 @@ class TextColumn(NamedTuple):
                 TextColumn(self.texts.slice(begin, size))._parse_nested(kind)
             except UnparsableValue as error:
                 raise UnparsableValue(begin + error.row) from None
-        raise ValueError(f"values are no {kind}")
+        raise ValueError(f"values are not valid {kind}")
 
     def format_value(self, row: int) -> str:
         """Format a value for messages."""
@@ -321,7 +335,7 @@ class TextColumn(NamedTuple):
 
 
 def _check_digit_count(texts: pa.Array, most: int) -> None:
-    """Raise `ValueError` for JSON texts with a number of more than ``most`` digits, or of many with an exponent."""
+    """Raise `ValueError` if a number in JSON texts has more than ``most`` digits, or many digits and an exponent."""
     if (pc.max(pc.binary_length(texts)).as_py() or 0) > most - 9 > 0:
         long = rf"[0-9.]{{{most + 1}}}|[0-9.]{{{most - 9}}}[eE]|[eE][+-]?[0-9]{{2}}"
         if pc.any(pc.match_substring_regex(texts, long)).as_py():
@@ -329,7 +343,7 @@ def _check_digit_count(texts: pa.Array, most: int) -> None:
 
 
 def _parse_json(texts: pa.Array, kind: pa.DataType | None) -> pa.Array:
-    """Parse JSON texts as ``kind``, or as the type that Arrow infers if it is None.  Raises Arrow's errors."""
+    """Parse JSON texts as ``kind``.  If ``kind`` is None, Arrow infers the type.  Raises Arrow's errors."""
     lines = pc.binary_join_element_wise('{"":', texts.fill_null("null"), "}\n", "")
     data = "".join(lines.to_pylist()).encode()
     schema = None if kind is None else pa.schema([("", kind)])
@@ -348,7 +362,7 @@ class TextBlock(NamedTuple):
 
 
 Retype = Callable[[str, pa.DataType, pa.DataType], Fix]
-"""Function from a column's name, its type and another type to the fix that declares the other type."""
+"""Function that takes a column's name, current type and new type, and returns a fix that declares the new type."""
 
 
 def suggest_type_declaration(name: str, was: pa.DataType, to: pa.DataType) -> Fix:
@@ -362,7 +376,10 @@ def suggest_type_declaration(name: str, was: pa.DataType, to: pa.DataType) -> Fi
 
 
 class TextFile(InputFile):
-    """A text file in a ``dialect``.  ``retype``: builds the fix for columns whose types are already known."""
+    """A text file in a ``dialect``.
+
+    ``retype``: for each known column, a function that builds the fix that declares another type.
+    """
 
     def __init__(self, place: FileLocation, dialect: Dialect, retype: Mapping[str, Retype]) -> None:
         super().__init__(place)
@@ -371,7 +388,7 @@ class TextFile(InputFile):
 
     @abstractmethod
     def blocks(self, names: Collection[str] | None = None) -> Iterator[TextBlock]:
-        """Yield the rows by block.  ``names``: the known columns; None finds them in the first rows."""
+        """Yield the rows in blocks.  ``names``: the known columns; None to find the columns in the first rows."""
 
     def first_block(self) -> TextBlock | None:
         """Return the first block; None if the file has no rows."""
@@ -387,7 +404,7 @@ class TextFile(InputFile):
             return {name: told[name].possible_types() if name in told else ANY for name in names}
 
     def batches(self, schema: pa.Schema, converted: Collection[str] = ()) -> Iterator[pa.RecordBatch]:
-        """Yield the rows by block, with the types of ``schema``."""
+        """Yield the rows in blocks, with the types of ``schema``."""
         self._head = None
         for block in self.blocks(schema.names):
             arrays = []
@@ -403,7 +420,10 @@ class TextFile(InputFile):
             yield pa.RecordBatch.from_arrays(arrays, names=list(block.columns))
 
     def open_text(self, head: bool = False) -> pa.NativeFile:
-        """Open the decompressed text in UTF-8.  ``head``: open at least its beginning.  See `FileLocation.open`."""
+        """Open the decompressed text in UTF-8.
+
+        ``head``: whether the beginning of the text is enough.  See `FileLocation.open`.
+        """
         stream = self.place.open_head() if head else self.place.open()
         if self.place.kind.wrapped is not None:
             stream = pa.CompressedInputStream(stream, self.place.kind.wrapped)
@@ -413,7 +433,7 @@ class TextFile(InputFile):
 
     @cached_property
     def _has_utf8_bom(self) -> bool:
-        """Whether it begins with the byte order mark of UTF-8, which overrides the given encoding."""
+        """Whether the file begins with the byte order mark of UTF-8, which overrides the given encoding."""
         with self.place.open_head() as stream:
             if self.place.kind.wrapped is not None:
                 stream = pa.CompressedInputStream(stream, self.place.kind.wrapped)
@@ -421,7 +441,7 @@ class TextFile(InputFile):
 
     @staticmethod
     def _find_wider_type(column: TextColumn, text: str, kind: pa.DataType) -> pa.DataType:
-        """Return a wider type that fits a text and the column's other texts; text if no other type does."""
+        """Return a wider type that fits a text and all other texts of the column; string if only string fits."""
         fit = widen_type_to_fit(kind, text, column.forms)
         try:
             column.convert(fit, False)
@@ -437,7 +457,10 @@ class TextFile(InputFile):
         form = ErrorText()
         if column.quoted is None or (column.quoted[row].as_py() and not is_number(kind)):
             form = suggest_format_options(self.place.name, dialect, text, kind)
-        give = ErrorText("give ", form, ", ") if form else ErrorText()
+        number = is_number(kind) and is_parsable_as(pa.array([text]), pa.float64(), forms=dialect.value_formats)
+        # Another notation would silently change a text that already is a number.
+        late = ErrorText("; pass ", form, " only if its mark separates thousands") if form and number else ErrorText()
+        give = ErrorText("pass ", form, ", ") if form and not number else ErrorText()
         if text.lower() in NO_VALUE and column.quoted is None:  # null= only works for CSV
             give = suggest_null_option(self.place.name, dialect, text) + ", "
         if declared:
@@ -445,12 +468,14 @@ class TextFile(InputFile):
                 pa.array([text]), pa.timestamp("us", "UTC"), forms=dialect.value_formats
             )
             other = pa.timestamp("us", "UTC") if zoned else pa.string()
+            if number and pat.is_decimal(kind):
+                other = self._find_wider_type(column, text, kind)
             fix = self._retype.get(name, suggest_type_declaration)(name, kind, other)
-            return f"{shown} is no {kind}", ErrorText(give, "mend it, or declare another type: ", fix)
+            return f"{shown} is not a valid {kind}", ErrorText(give, "fix it, or declare another type: ", fix, late)
         fit = self._find_wider_type(column, text, kind)
         fix = self._retype.get(name, suggest_type_declaration)(name, kind, fit)
-        remedy = ErrorText(give, "mend it, or declare the type that fits: ", fix)
+        remedy = ErrorText(give, "fix it, or declare the type that fits: ", fix, late)
         with suppress(UnparsableValue):
             parse_texts_leniently(column.texts.slice(row, 1), kind, column.forms)
             remedy += ErrorText("; declaring ", DeclareFix({name: format_type(kind)}), " converts it")
-        return f"{shown} is not how a value of type {kind} is written", remedy
+        return f"{shown} does not fit the guessed type {kind}", remedy

@@ -1,9 +1,9 @@
 """Read files of any formats as one source, in batches with the columns of all files.
 
-Guarantees: files are read in the order that `list_file_locations` returns. A position names a file and the number of
-rows taken from it. A column is null in the rows of a file that lacks it. `ColumnChanges` reports columns that appear or
-disappear between files. `find_doubtful_guesses` reports columns read as text because of a few values, and shows the
-values.
+Guarantees: files are read in the order in which `list_file_locations` returns them. A position contains the name of a
+file and the number of rows read from the file. A column is null in the rows of a file that lacks the column.
+`ColumnChanges` reports columns that appear or disappear between files. `find_doubtful_guesses` reports columns that are
+text only because of a few values, and shows these values.
 """
 
 import re
@@ -56,7 +56,10 @@ from ddflow.errors import DdflowError, DeclareFix, ErrorText, SchemaMismatch, Sp
 
 @dataclass
 class ColumnChanges:
-    """Files with new columns, and files that lack columns of earlier ones.
+    """Columns that appear or disappear from file to file.
+
+    ``new``: the file of each new column.  ``missing``: the files that lack a column of earlier files, by column.
+    ``unused``: warnings about declared columns that no file has.
 
     >>> ColumnChanges(missing={"city": ["b.csv", "c.csv"]}).summary
     "missing 'city' (b.csv and 1 more)"
@@ -71,7 +74,7 @@ class ColumnChanges:
 
     @property
     def summary(self) -> str:
-        """One line of text for messages."""
+        """The changes as one line of text, for messages."""
         new = ", ".join(f"{name!r} ({file})" for name, file in self.new.items())
         missing = ", ".join(
             f"{name!r} ({files[0]}{f' and {len(files) - 1} more' if len(files) > 1 else ''})"
@@ -83,15 +86,15 @@ class ColumnChanges:
 
 _NUMBER: Final = r"^-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?$"
 FIRST: Final = 1_000
-"""Maximum values of a column to guess a notation from."""
+"""Maximum number of values of a column from which ddflow guesses a notation."""
 WORD: Final = 20
-"""Maximum characters of a text that may mean null."""
+"""Maximum number of characters in a text that may mean null."""
 _CODE: Final = re.compile(r"[+-]?\d+")
 _DIGIT: Final = re.compile(r"\d")
 
 
 def find_doubtful_guesses(guessed: Iterable[str], schema: pa.Schema, readers: Iterable[InputFile]) -> list[ErrorText]:
-    """Return warnings about columns that were guessed as text by doubtful values.  O(bytes of their heads)."""
+    """Return warnings about columns that ddflow reads as text only because of a few values.  O(bytes of first rows)."""
     names = [name for name in guessed if pa.types.is_string(schema.field(name).type)]
     files = [each for each in readers if isinstance(each, TextFile)] if names else []
     heads = [(each, head) for each in files if (head := each.first_block()) is not None]
@@ -104,7 +107,7 @@ def find_doubtful_guesses(guessed: Iterable[str], schema: pa.Schema, readers: It
 
 
 def explain_unparsed_format(name: str, heads: Iterable[tuple[TextFile, TextBlock]]) -> ErrorText | None:
-    """Explain why a text column may hold numbers or dates in another notation; None if not.  O(`FIRST`)."""
+    """Return an explanation if a text column may hold numbers or dates in another notation, else None.  O(`FIRST`)."""
     there = ((file, head, head.columns[name]) for file, head in heads if name in head.columns)
     first = next((each for each in there if each[2].texts.null_count < len(each[2].texts)), None)
     if first is None:
@@ -119,7 +122,7 @@ def explain_unparsed_format(name: str, heads: Iterable[tuple[TextFile, TextBlock
             shown = f"{quote_beginning(texts[0])} ({file.place.name}, {head.where(row)})"
             calls = [suggest_file_path_call(file.place.name, each, file.dialect) for each in ways]
             return ErrorText(
-                f"{name!r} is text, because of {shown}: give ",
+                f"{name!r} is text, because of {shown}: pass ",
                 ErrorText.join_texts(" or ", calls),
                 ", or declare ",
                 DeclareFix({name: "string"}),
@@ -128,7 +131,7 @@ def explain_unparsed_format(name: str, heads: Iterable[tuple[TextFile, TextBlock
 
 
 def _drop_null_placeholder(texts: list[str], dialect: Dialect) -> tuple[list[str], Dialect]:
-    """Drop the only text without a digit if it is rare, and return a dialect that reads it as null."""
+    """Drop the only text without a digit if it is rare, and return a dialect that reads this text as null."""
     words = {each for each in texts if len(each) <= WORD and _DIGIT.search(each) is None}
     some = [each for each in texts if each not in words]
     if len(words) != 1 or 2 * len(some) <= len(texts):
@@ -137,7 +140,7 @@ def _drop_null_placeholder(texts: list[str], dialect: Dialect) -> tuple[list[str
 
 
 def explain_outlier_value(name: str, heads: Iterable[tuple[str, Dialect, TextBlock]]) -> ErrorText | None:
-    """Explain why a column guessed as text may be numbers; None if it is text.  O(bytes of the heads).
+    """Return an explanation if a column that ddflow reads as text may hold numbers, else None.  O(bytes of the heads).
 
     ``heads``: the name, the dialect and the first rows of each file that has the column.
 
@@ -145,7 +148,7 @@ def explain_outlier_value(name: str, heads: Iterable[tuple[str, Dialect, TextBlo
     >>> from ddflow.connectors.files.reader import TextBlock, TextColumn
     >>> head = TextBlock({"n": TextColumn(pa.array(["1", "2.5", "n/a", None]))}, lambda row: f"row {row + 2}")
     >>> explain_outlier_value("n", [("a.csv", PLAIN, head)])
-    "'n' is text, because 'n/a' (a.csv, row 4) is no number; 2 of its first 3 values are: mend it, give \
+    "'n' is text, because 'n/a' (a.csv, row 4) is not a number; 2 of its first 3 values are: fix it, pass \
     dd.FilePath('a.csv', null='n/a') if it means null, or declare {'n': 'string'} if it is right"
     >>> explain_outlier_value("n", [("a.csv", PLAIN, TextBlock({"n": TextColumn(pa.array(["1", "2", "007"]))}, str))])
     """
@@ -169,8 +172,8 @@ def explain_outlier_value(name: str, heads: Iterable[tuple[str, Dialect, TextBlo
     if not first or 2 * numbers <= values or _CODE.fullmatch(first):
         return None
     null = null + ", " if nulls and len(first) <= WORD else ErrorText()
-    found = f"{name!r} is text, because {shown} is no number; {numbers:,} of its first {values:,} values are"
-    return ErrorText(f"{found}: mend it, ", null, "or declare ", DeclareFix({name: "string"}), " if it is right")
+    found = f"{name!r} is text, because {shown} is not a number; {numbers:,} of its first {values:,} values are"
+    return ErrorText(f"{found}: fix it, ", null, "or declare ", DeclareFix({name: "string"}), " if it is right")
 
 
 _TEXTS: Mapping[str, type[TextFile]] = {CSV: CsvFile, TSV: CsvFile, JSON: JsonFile, ARRAY: JsonFile}
@@ -179,7 +182,7 @@ _OTHERS: Mapping[str, type[InputFile]] = {**_COLUMNAR, MESSAGES.name: MessageLin
 
 
 class FilePosition(NamedTuple):
-    """Progress in files: the ``rows`` taken from a ``file``, and whether the file is ``finished``."""
+    """Progress in files: the number of ``rows`` taken from a ``file``, and whether the file is ``finished``."""
 
     file: str
     rows: int = 0
@@ -188,7 +191,7 @@ class FilePosition(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class FileOptions:
-    """Options for reading files, besides their columns.
+    """Options for reading files, other than columns and types.
 
     Parameters
     ----------
@@ -199,11 +202,13 @@ class FileOptions:
     empty
         Whether an empty file counts as a file without columns and rows.  Otherwise it is an error.
     skip
-        Called with the name and the error of an unreadable file, which is then left out.  With None it is an error.
+        Function that is called with the name and the error of an unreadable file.  ddflow then skips the file.  With
+        None, an unreadable file is an error.
     retype
-        Builds the fix that declares another type for a known column.
+        Function that builds the fix that declares another type for a known column.
     converts
-        Known columns with declared types, so that any text Arrow can convert is valid.  The other types were guessed.
+        Known columns with declared types.  In them, any text that Arrow can convert is valid.  The types of other known
+        columns were guessed.
     """
 
     dialect: Dialect = PLAIN
@@ -218,7 +223,7 @@ AS_USUAL: Final = FileOptions()
 
 
 class MultiFileReader:
-    """Reader of several files as one source, which can resume after a position.  `open_files` creates it.
+    """Reader of several files as one source, which can start after a position.  `open_files` creates the reader.
 
     ``files``: the names in reading order.  ``rows``: the total of rows, None if a file must be read to count them.
     ``changes``: the columns that appear or disappear.  ``blank``: the columns without a value to guess a type from.
@@ -247,9 +252,9 @@ class MultiFileReader:
         self._of_file = dict(zip(self.files, self._pair_readers_with_columns(), strict=True))
         self.schema = self._unify_schemas()
         if not len(self.schema) and not (how.skip and not self.files):
-            raise UnreadableInput([*self.files, "an input"][0], "it has no columns", "give a file with columns first")
+            raise UnreadableInput([*self.files, "an input"][0], "it has no columns", "pass a file with columns first")
         if how.strict and self.changes:
-            remedy = "mend the files, or leave out --strict-columns to take them as they are"
+            remedy = "fix the files, or omit --strict-columns to accept them as they are"
             raise SchemaMismatch("the columns of the files", self.changes.summary, remedy)
         counts = [reader.count_rows() for reader in self._readers]
         self.rows = None if None in counts else sum(filter(None, counts))
@@ -259,7 +264,7 @@ class MultiFileReader:
         if is_empty_file(place):
             if not self._how.empty:
                 raise UnreadableInput(
-                    place.name, "it is empty (0 bytes)", "leave it out, or write it again", file=place.name
+                    place.name, "it is empty (0 bytes)", "skip it, or write it again", file=place.name
                 )
             self._readers.append(EmptyFile(place))
             self._there.append({})
@@ -275,7 +280,9 @@ class MultiFileReader:
         for column, kind in self._declared.items():
             if column in there and isinstance(reader.plain, TextFile) and not is_storable_in_text(kind, name):
                 remedy = (
-                    "declare another" if is_json_kind(name) else "use Parquet, Arrow or JSON lines for nested values"
+                    "declare another type"
+                    if is_json_kind(name)
+                    else "use Parquet, Arrow or JSON lines for nested values"
                 )
                 raise SpecError(f"type {kind} for {column!r}", f"a field of {place.name} cannot hold it", remedy)
         self._readers.append(reader)
@@ -294,7 +301,7 @@ class MultiFileReader:
             if name not in columns and not all(reader.has_all_columns for reader in self._readers):
                 columns[name] = None
             elif name not in columns:
-                self.changes.unused.append(f"no file has {name!r}, which is declared: {did_you_mean(name, columns)}")
+                self.changes.unused.append(f"no file has the declared column {name!r}: {did_you_mean(name, columns)}")
         self._of: dict[str, str] = {}
         types: dict[str, pa.DataType] = {}
         for reader, there in zip(self._readers, self._there, strict=True):
@@ -310,7 +317,9 @@ class MultiFileReader:
         ]
         self.blank = {name for name in untold if all(head.get(name, ANY) == ANY for head in heads)}
         schema = pa.schema([(name, types.get(name) or self._guess_type(name, heads)) for name in columns])
-        self.doubts = find_doubtful_guesses(untold, schema, self._readers)  # text because of a few values
+        self.doubts = find_doubtful_guesses(
+            untold, schema, self._readers
+        )  # columns that are text because of a few values
         schema = pa.schema([self._known.field(f.name).with_type(f.type) if f.name in known else f for f in schema])  # type: ignore[union-attr]
         for reader, there in self._pair_readers_with_columns():
             for name, kind in there.items():
@@ -340,20 +349,23 @@ class MultiFileReader:
         if not first[1]:
             raise SchemaMismatch(
                 f"{first[0]}, column {name!r}",
-                "it has lists or objects, and others",
+                "it has lists or objects, and also other values",
                 _suggest_common_type(name),
                 column=name,
             )
         other = next(each for each in told if guess_type([first[1], each[1]]) is None)
         raise SchemaMismatch(
             f"{other[0]}, column {name!r}",
-            f"it is like {guess_type([other[1]])}, in {first[0]} like {guess_type([first[1]])}",
+            f"it looks like {guess_type([other[1]])}, but in {first[0]} like {guess_type([first[1]])}",
             _suggest_common_type(name),
             column=name,
         )
 
     def columns(self, file: str) -> pa.Schema:
-        """Return the columns of a file; all columns if the file is empty, or only its beginning was checked."""
+        """Return the columns of a file.
+
+        Return all columns if the file is empty, or if only its beginning was checked.
+        """
         reader, there = self._of_file[file]
         some = there and reader.has_all_columns
         return pa.schema([f for f in self.schema if f.name in there]) if some else self.schema
@@ -361,13 +373,13 @@ class MultiFileReader:
     def batches(self, after: FilePosition | None = None) -> Iterator[tuple[pa.RecordBatch, FilePosition]]:
         """Yield the rows of the files in order, and after each file an empty batch that marks its end.
 
-        Each batch comes with the position after it.  O(rows).  Needs memory for a few batches; Parquet needs one row
-        group of each column.  Rows of a file up to ``after`` are read and dropped.
+        Each batch is paired with the position after the batch.  O(rows).  Memory holds a few batches, or one row group
+        of a Parquet file.  The rows of a file up to ``after`` are read again and dropped.
         """
         after = after or FilePosition(self.files[0])
         if after.file not in self.files:
-            found = f"it is none of {len(self.files)} files, the first of which is {self.files[0]}"
-            raise UnreadableInput(after.file, found, "give it again, in its place")
+            found = f"it is not one of the {len(self.files)} files, which begin with {self.files[0]}"
+            raise UnreadableInput(after.file, found, "pass it again, in its old place")
         for reader in self._readers[self.files.index(after.file) + after.finished :]:
             file = reader.place.name
             rows, taken = 0, after.rows if file == after.file else 0
@@ -378,21 +390,21 @@ class MultiFileReader:
             yield pa.RecordBatch.from_pylist([], self.schema), FilePosition(file, rows, finished=True)
 
     def read_first_messages(self) -> pa.Array:
-        """Return the first messages of each message file.  O(files); reads 2 MiB of each."""
+        """Return the first messages of each message file.  O(files); reads 2 MiB of each file."""
         return pa.concat_arrays(
             [each.read_first_messages() for each in self._readers if isinstance(each, MessageLinesFile)]
         )
 
     def describe_position(self, position: FilePosition) -> str:
-        """Return the file of a position, and the number of rows read from it unless it is 0."""
+        """Describe a position: the file, and the number of rows read from the file unless this number is 0."""
         return f"{position.file}, from row {position.rows:,}" if position.rows else position.file
 
     def describe_row(self, position: FilePosition, row: int) -> str:
-        """Return the name of the row at index ``row`` after a position.  Files count from 1, with the header."""
+        """Return the name of the row at index ``row`` after a position.  Row numbers start at 1; a header is row 1."""
         return f"row {self.find_next_row_number(position) + row:,}"
 
     def find_next_row_number(self, position: FilePosition) -> int:
-        """Return the number of the next row in its file, from 1, with the header."""
+        """Return the number of the next row in its file.  Row numbers start at 1; a header is row 1."""
         return position.rows + 1 + isinstance(self._of_file[position.file][0].plain, CsvFile)
 
     def close(self) -> None:
@@ -407,27 +419,25 @@ class MultiFileReader:
                 yield from conform_to_schema(table, self.schema, reader.place.name).to_batches()
 
     def _check_column_type(self, reader: InputFile, column: pa.Field, kind: pa.DataType | None) -> None:
-        """Raise `SchemaMismatch` if a file's type of a column does not fit, or if its text cannot hold the type."""
+        """Raise `SchemaMismatch` if a column has an unexpected type, or if the file's format cannot hold the type."""
         name, file = column.name, reader.place.name
         if kind is None:
             if not is_storable_in_text(column.type, reader.place.kind.name):
                 found = f"a {reader.place.kind.name} file cannot hold {column.type}"
-                raise SchemaMismatch(
-                    f"{file}, column {name!r}", found, "give Parquet, Arrow or JSON lines", column=name
-                )
+                raise SchemaMismatch(f"{file}, column {name!r}", found, "use Parquet, Arrow or JSON lines", column=name)
             return
         with suppress(SchemaMismatch):
             conform_to_schema(
                 self._cast_declared_columns(file, pa.table({name: pa.array([], kind)})), pa.schema([column]), file
             )
             return
-        words, meant = _suggest_common_type(name), "declared is"
+        words, meant = _suggest_common_type(name), f"{column.type} is declared"
         if name in self._of and name not in self._declared:
-            meant = f"in {self._of[name]} it is"
+            meant = f"in {self._of[name]} it is {column.type}"
         elif name not in self._declared:
-            meant = "in the state it is"
-            words = ErrorText("widen it: ", self._how.retype(name, column.type, kind), "; or convert this one")
-        raise SchemaMismatch(f"{file}, column {name!r}", f"it is {kind}, {meant} {column.type}", words, column=name)
+            meant = f"in the state it is {column.type}"
+            words = ErrorText("widen it: ", self._how.retype(name, column.type, kind), "; or convert this file")
+        raise SchemaMismatch(f"{file}, column {name!r}", f"it is {kind}, but {meant}", words, column=name)
 
     def _cast_declared_columns(self, file: str, table: pa.Table) -> pa.Table:
         """Cast declared columns to their types, including casts that would be unsafe without a declaration."""
@@ -442,7 +452,7 @@ class MultiFileReader:
                     raise SchemaMismatch(
                         f"{file}, column {name!r}",
                         describe_error(error),
-                        f"{table.schema.field(place).type} cannot be {kind}: declare another type, or mend the file",
+                        f"{table.schema.field(place).type} cannot become {kind}: declare another type, or fix the file",
                         column=name,
                     ) from None
                 table = table.set_column(place, name, column)
@@ -450,7 +460,7 @@ class MultiFileReader:
 
 
 class EmptyFile(InputFile):
-    """A file without bytes, columns and rows."""
+    """An empty file, which has no columns and no rows."""
 
     def columns(self) -> Mapping[str, pa.DataType | None]:
         """Return no columns."""
@@ -462,7 +472,7 @@ class EmptyFile(InputFile):
 
 
 def _suggest_common_type(name: str) -> str:
-    return ErrorText("declare one type for all files (", DeclareFix({name: "string"}), "), or convert this one")
+    return ErrorText("declare one type for all files (", DeclareFix({name: "string"}), "), or convert this file")
 
 
 def open_files(
@@ -472,12 +482,17 @@ def open_files(
     known: pa.Schema | None = None,
     how: FileOptions = AS_USUAL,
 ) -> MultiFileReader:
-    """Open files, folders, patterns, ``s3://`` addresses and ``-`` for standard input as one source.
+    """Open files as one source.
 
-    ``types``: types by column, as for `to_arrow_type`, that override stored and guessed types.  They may name columns
-    that only appear later.  ``required``: columns that every file must have.  ``known``: the columns of earlier files,
-    whose types apply.  O(files); reads 2 MiB of each file without stored types.  Raises `UnreadableInput`,
-    `SchemaMismatch`, and `SpecError` for invalid types.
+    Paths can be files, folders, patterns, ``s3://`` addresses, and ``-`` for standard input.
+
+    ``types``: types by column, as for `to_arrow_type`, that override stored and guessed types. ``types`` can include
+    columns that appear only in later files.
+    ``required``: columns that every file must have.
+    ``known``: the columns of earlier files, which keep their types.
+
+    O(files); reads 2 MiB of each file that stores no types.  Raises `UnreadableInput`, `SchemaMismatch`, and
+    `SpecError` for invalid types.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:

@@ -1,7 +1,8 @@
 """Parse texts to typed values, and convert types that CSV and JSON cannot store directly.
 
 Guarantees: type guesses and the parsing of later rows use the same patterns, so the reader never refuses a value that a
-guess accepted. Parsing the written text of a value with its type returns the same value.
+guess accepted. If a value is written as text and the text is parsed with the value's type, the result is the same
+value.
 """
 
 import base64
@@ -43,7 +44,7 @@ def is_storable_in_text(kind: pa.DataType, form: str) -> bool:
 
 
 def find_json_reader_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type that Arrow's JSON reader parses and `cast_parsed_column` casts to ``kind``.
+    """Return a type for Arrow's JSON reader that `cast_parsed_column` can then convert to ``kind``.
 
     >>> column = pa.array([b"\\xff", None])
     >>> to_csv_type(column).to_pylist(), cast_parsed_column(to_csv_type(column), pa.binary()).equals(column)
@@ -63,7 +64,7 @@ def find_json_reader_type(kind: pa.DataType) -> pa.DataType:
 
 
 def find_max_exact_digits(kind: pa.DataType) -> int:
-    """Return the maximum digits that Arrow's JSON reader keeps exactly for numbers in lists and objects."""
+    """Return the maximum number of digits that Arrow's JSON reader keeps exactly for numbers in lists and objects."""
     if pat.is_struct(kind) or is_list_like(kind):
         inner = [field.type for field in (kind if pat.is_struct(kind) else [pa.field("", element_type(kind))])]
         return min(map(find_max_exact_digits, inner), default=_ANY)
@@ -71,7 +72,7 @@ def find_max_exact_digits(kind: pa.DataType) -> int:
 
 
 def cast_parsed_column(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Cast a column of texts, or one parsed as ``find_json_reader_type(kind)``, to ``kind``.  O(n).
+    """Cast a column to ``kind``.  The column has texts, or values parsed as ``find_json_reader_type(kind)``.  O(n).
 
     Raises `ValueError` or an Arrow error if a value does not fit.
     """
@@ -89,7 +90,7 @@ def cast_parsed_column(column: pa.Array, kind: pa.DataType) -> pa.Array:
         if pat.is_time(kind):
             return pc.binary_join_element_wise("1970-01-01", column, " ").cast(pa.timestamp(kind.unit)).cast(kind)
         if pat.is_null(kind) and column.null_count < len(column):
-            raise ValueError("a value in a column of type null")
+            raise ValueError("a column of type null has a value")
         if pat.is_duration(kind):
             return column.cast(pa.int64()).cast(kind)
         if pat.is_decimal(kind):
@@ -103,7 +104,7 @@ def _decode_base64(text: str | None) -> bytes | None:
     try:
         return None if text is None else base64.b64decode(text, validate=True)
     except binascii.Error as error:
-        raise ValueError(f"{text!r} is no base64: {error}") from None
+        raise ValueError(f"{text!r} is not valid base64: {error}") from None
 
 
 def convert_map_to_list(column: pa.Array) -> pa.Array:
@@ -116,7 +117,7 @@ def convert_map_to_list(column: pa.Array) -> pa.Array:
 
 
 def compute_list_offsets(column: pa.Array) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """Return the list offsets in ``column.flatten()``, int64[n + 1]; a null list has no elements."""
+    """Return the offsets of the lists in ``column.flatten()``, int64[n + 1]; a null list has no elements."""
     out = np.zeros(len(column) + 1, np.int64)
     np.cumsum(pc.list_value_length(column).fill_null(0), out=out[1:])
     return out
@@ -143,7 +144,7 @@ def to_csv_type(column: pa.Array) -> pa.Array:
 
 
 EXACT: Final = 15
-"""Significant digits that every double keeps."""
+"""Number of significant decimal digits that every double keeps."""
 
 _NUMBER: Final = r"^(-?((0|[1-9]\d*)(\.\d*)?|\.\d+)([eE][+-]?\d+)?|nan|NaN|-?inf|-?Infinity)$"
 _NOUGHT: Final = r"^(-?0*\.?0*([eE].*)?|[nN].*|-?[iI].*)$"
@@ -153,7 +154,7 @@ _TIME: Final = r"^([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d{1,9})?$"
 
 
 class UnparsableValue(Exception):
-    """Text that is not a value of the type.  ``row``: its index.
+    """A text is not a value of the requested type.  ``row``: the index of the text.
 
     >>> parse_texts_strictly(pa.array(["7", None, "-12"]), pa.int64()).to_pylist()
     [7, None, -12]
@@ -216,8 +217,8 @@ def parse_texts_leniently(texts: pa.Array, kind: pa.DataType, forms: ValueFormat
 def _build_value_pattern(kind: pa.DataType) -> str | None:
     """Return the regular expression for all valid texts of a type; None if Arrow's cast is strict enough.
 
-    Arrow parses dates and timestamps only in ISO 8601 without surrounding spaces. `ValueFormats` converts other
-    formats to it.
+    Arrow parses dates and timestamps only in ISO 8601 without surrounding spaces. `ValueFormats` converts other formats
+    to ISO 8601.
     """
     if pat.is_floating(kind):
         return _NUMBER
@@ -262,7 +263,7 @@ def _cast_fails(texts: pa.Array, kind: pa.DataType) -> bool:
 
 
 def _check_exact_doubles(texts: pa.Array, found: pa.Array, shortest: bool) -> None:
-    """Raise `UnparsableValue` for a text with more digits than a double keeps, or beyond its range."""
+    """Raise `UnparsableValue` for a number with more digits than a double keeps, or beyond the range of a double."""
     rows = np.flatnonzero(pc.fill_null(pc.greater(pc.binary_length(texts), EXACT), False))
     if len(rows):
         digits = _extract_significant_digits(texts.take(pa.array(rows)))
@@ -279,7 +280,7 @@ def _check_exact_doubles(texts: pa.Array, found: pa.Array, shortest: bool) -> No
         shown = found.take(pa.array(rows)).cast(pa.string())
         own = pc.equal(
             *(pc.utf8_rtrim(_extract_significant_digits(each), "0") for each in (some, shown))
-        )  # a subnormal number
+        )  # true for a subnormal number
         meant = pc.or_(pc.match_substring_regex(some, _NOUGHT), own)
         if len(rows := rows[~np.asarray(meant)]):
             raise UnparsableValue(int(rows[0]))

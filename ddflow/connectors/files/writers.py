@@ -1,7 +1,8 @@
 """Write the output of a run to one file in any format.
 
 The rows go to a hidden temporary file, which gets its final name when it is complete. An interrupted run therefore
-leaves no partial file under that name. The JSON reader parses written JSON back to the same values.
+leaves no partial file under the final name. If ddflow reads the written JSON again, it gets the values that were
+written.
 
 >>> import io
 >>> lines = open_writer(out := io.BytesIO(), FileKind(JSON), pa.schema({"id": pa.int64()}))
@@ -46,7 +47,7 @@ _BEYOND: Final = [("^inf$", "Infinity"), ("^-inf$", "-Infinity"), ("^-?nan$", "N
 def format_json_lines(batch: pa.RecordBatch) -> Any:
     """Format rows as JSON lines, in a UTF-8 buffer that ends with a newline.  O(bytes).
 
-    The text of a batch must stay below 2 GiB; `FileOutput` cuts tables to batches of 64 Ki rows.
+    The text of a batch must stay below 2 GiB, so the writers cut tables into batches of 64 Ki rows.
 
     >>> table = pa.table({"id": [1, 2], "tags": [["a", 'b"'], None], "p": [{"x": 1.0}, {"x": None}]})
     >>> print(bytes(format_json_lines(table.to_batches()[0])).decode(), end="")
@@ -140,7 +141,7 @@ def _format_lists(column: pa.Array, strict: bool) -> pa.Array:
 
 
 GATHERED_ROWS, GATHERED_BYTES = 1 << 20, 64 << 20
-"""Limits of one Parquet row group; the first that is reached ends it."""
+"""Maximum number of rows and of bytes in a Parquet row group.  A row group ends at the limit that it reaches first."""
 
 
 class TableWriter(ABC):
@@ -163,7 +164,7 @@ class BufferingWriter(TableWriter):
         self._waiting: list[pa.Table] = []
 
     def write(self, table: pa.Table) -> None:
-        """Append rows; small tables wait in the buffer."""
+        """Add rows to the buffer, and write the buffer when it is full."""
         if not table.num_rows:
             return
         self._waiting.append(table)
@@ -197,7 +198,7 @@ class CsvWriter(TableWriter):
             )
 
     def close(self) -> None:
-        """Close Arrow's writer, which flushes its text."""
+        """Close Arrow's writer, so that it writes its buffered text."""
         self._out.close()
 
 
@@ -213,7 +214,7 @@ class JsonLinesWriter(TableWriter):
             self._file.write(format_json_lines(batch))
 
     def close(self) -> None:
-        """Do nothing; `write` wrote all lines."""
+        """Do nothing, because `write` has written all lines."""
 
 
 class JsonArrayWriter(JsonLinesWriter):
@@ -247,13 +248,13 @@ class CompressedWriter(TableWriter):
         self._inner.write(table)
 
     def close(self) -> None:
-        """Complete the format, then the compression."""
+        """Write the end of the format, then the end of the compressed stream."""
         self._inner.close()
         self._stream.close()
 
 
 class _CloseIgnoringFile:
-    """File whose writer cannot close it."""
+    """File object that writes to a file, but does not close the file."""
 
     closed = False
 
@@ -261,7 +262,7 @@ class _CloseIgnoringFile:
         self.write, self.flush = file.write, file.flush
 
     def close(self) -> None:
-        """Do nothing."""
+        """Do nothing, because the owner of the file closes it."""
 
 
 def open_writer(file: IO[bytes] | Any, kind: FileKind, schema: pa.Schema) -> TableWriter:
@@ -281,7 +282,10 @@ def open_writer(file: IO[bytes] | Any, kind: FileKind, schema: pa.Schema) -> Tab
 
 
 class FileOutput:
-    """Output file that ``with`` opens and completes; `open_output` creates it.  ``written``: rows so far."""
+    """Output file that a ``with`` block opens and completes, made by `open_output`.
+
+    ``written``: rows written so far.
+    """
 
     def __init__(self, path: Path, schema: pa.Schema, overwrite: bool) -> None:
         self.path, self.schema, self.overwrite, self.written = path, schema, overwrite, 0
@@ -294,24 +298,27 @@ class FileOutput:
         if path.exists() and not overwrite:
             raise self._build_exists_error()
         if not path.parent.is_dir():
-            raise UnwritableOutput(f"write {path}", f"there is no folder {path.parent}", "make it first")
+            raise UnwritableOutput(f"write {path}", f"there is no folder {path.parent}", "create it first")
         for field in schema:
             if is_text_kind(self.kind.name) and not is_storable_in_text(field.type, self.kind.name):
                 found = f"a {self.kind.name} file cannot hold {field.name!r}, which is {field.type}"
-                raise UnwritableOutput(f"write {path}", found, "write .parquet or .arrow, or leave the column out")
+                raise UnwritableOutput(f"write {path}", found, "write .parquet or .arrow, or omit the column")
         self._aside = path.with_name(f".{path.name}.{os.urandom(4).hex()}.part")
         self._file: IO[bytes] | None = None
         self._writer: TableWriter | None = None
 
     def write(self, table: pa.Table) -> None:
-        """Append rows of the output's columns.  O(rows).  Raises `UnwritableOutput`, such as for a full disk."""
+        """Append rows of the output's columns.
+
+        O(rows).  Raises `UnwritableOutput`, for example if the disk is full.
+        """
         assert self._writer is not None, "an output is written to in its with block"
         with self._translate_errors():
             self._writer.write(table.cast(self.schema))
         self.written += table.num_rows
 
     def __enter__(self) -> Self:
-        # An interrupt may come before the with block begins; then collecting the object removes the file.
+        # If an interrupt comes before the with block begins, the finalizer removes the file.
         weakref.finalize(self, _unlink, self._aside)
         with self._translate_errors(), undo_on_failure(self._remove_temporary_file):
             self._file = open(self._aside, "xb")
@@ -328,7 +335,10 @@ class FileOutput:
             self._remove_temporary_file()
 
     def save_partial_file(self, mark: str) -> Path:
-        """Save the rows so far as ``mark.NAME`` in the same folder.  Raises the errors of the ``with``."""
+        """Save the rows written so far to the file ``mark.NAME`` in the same folder.
+
+        Raises the same errors as the end of the ``with`` block.
+        """
         self.path = self.path.with_name(f"{mark}.{self.path.name}")
         self._publish_file()
         return self.path
@@ -348,13 +358,16 @@ class FileOutput:
                 os.link(self._aside, self.path)
             except FileExistsError:
                 raise self._build_exists_error() from None
-            except OSError:  # a file system without links
+            except OSError:  # the file system has no links
                 if self.path.exists():
                     raise self._build_exists_error() from None
                 self._aside.rename(self.path)
 
     def _remove_temporary_file(self) -> None:
-        """Delete the temporary file.  Close an open writer first, because it would write when it is collected."""
+        """Delete the temporary file.
+
+        Close the writer first, because an open writer would write when Python frees it.
+        """
         with contextlib.suppress(Exception):
             if self._writer is not None:
                 self._writer.close()
@@ -373,7 +386,7 @@ class FileOutput:
         def to_ours(error: Exception) -> UnwritableOutput | None:
             if isinstance(error, DdflowError):
                 return None
-            return UnwritableOutput(f"write {self.path}", describe_error(error), "mend that, or write elsewhere")
+            return UnwritableOutput(f"write {self.path}", describe_error(error), "fix that, or write to another place")
 
         return convert_errors((OSError, pa.ArrowException), to_ours)
 
@@ -384,10 +397,11 @@ def _unlink(path: Path) -> None:
 
 
 def open_output(path: Path | str, schema: pa.Schema, overwrite: bool = False) -> FileOutput:
-    """Open an output file of the kind that its extension names, for use in a ``with``.  O(columns).
+    """Return an output file for a ``with`` block.  The extension of the path selects the format.  O(columns).
 
-    Raises `OutputExists` if the file exists, unless ``overwrite``; `UnwritableOutput` for an unknown extension, a
-    missing folder, or columns that the kind cannot hold (lists in CSV).  Writes nothing yet.
+    Raises `OutputExists` if the file exists and ``overwrite`` is False.  Raises `UnwritableOutput` for an unknown
+    extension, a missing folder, or columns that the format cannot hold, such as lists in CSV.  The function itself
+    writes nothing.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:

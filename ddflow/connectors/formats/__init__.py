@@ -1,4 +1,4 @@
-"""Decode messages of brokers to upserts: ``dd.formats``, for ``format=`` of `ddflow.Flow.upserts`.
+"""Decode messages of brokers to upserts.  ``dd.formats`` has the values for ``format=`` of `ddflow.Flow.upserts`.
 
 A format converts a batch of messages to a batch of upserts. DuckDB parses the JSON (extra ``duckdb``).
 

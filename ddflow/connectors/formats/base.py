@@ -1,13 +1,14 @@
 """Define the protocol of message formats, and decode a batch of messages to a batch of upserts.
 
-`decode_messages` calls a `Format` and checks its upserts. `MissingColumnFinder` warns about declared columns, and about
-a named table, that no message had.
+`decode_messages` calls a `Format` and checks its upserts. `MissingColumnFinder` warns if no message has a declared
+column, or if no message belongs to the table that the format names.
 
 Guarantees: the same batch and the same `MessageTarget` give the same events. An unreadable message raises `BadMessage`
 or becomes a row with the `BAD` column, according to ``on_bad``.
 
-Limits: the first table that a message names becomes the table of its input, and messages of other tables are bad from
-then on. A tombstone takes its order from its neighbours in the batch, which also decide if it counts.
+Limits: the first table that a message names becomes the table of the input. From then on, messages of other tables are
+bad. A tombstone takes its position from a neighbouring message of its batch. A tombstone directly after the delete of
+its key is ignored, but only if both messages are in the same batch.
 """
 
 import re
@@ -47,9 +48,9 @@ Ints = np.ndarray[Any, np.dtype[np.int64]]
 DELETED: Final = "_deleted"
 """Column of events that marks deletes."""
 BAD: Final = "_bad"
-"""Column of events that describes unreadable messages, if the format drops them."""
+"""Column of events with the description of an unreadable message, if the format drops unreadable messages."""
 ABSENT: Final = "_absent"
-"""Column of events that lists the columns without a value, if the format may omit values."""
+"""Column of events that lists the columns without a value, if the format can omit values."""
 OWN: Final = (POSITION, ROW, DELETED, ABSENT, BAD)
 """Columns that a format adds to events."""
 BAD_TYPE: Final = pa.struct({"message": pa.binary(), "position": pa.string(), "reason": pa.string()})
@@ -63,10 +64,10 @@ class MessageTarget(NamedTuple):
     """Description of the events to decode from a batch of messages.
 
     ``what``: the name of the input in errors.  ``columns``: the declared columns.  ``key``: the key columns.
-    ``deciding``: further columns that order or time events; deletes need them too.  ``ordered``: whether the order of
-    the format applies.  ``out``: the schema of events.  ``keyed``: whether an event with a null key is bad.
-    ``table``: the table of earlier messages, None if no message named one.  ``history``: whether rows are versions, so
-    that a message cannot delete versions from other messages.
+    ``deciding``: columns besides the key that hold the order or the time of events; deletes need values in them too.
+    ``ordered``: whether events have the order columns of the format.  ``out``: the schema of events.  ``keyed``:
+    whether an event with a null key is bad.  ``table``: the table of earlier messages, None if no message named one.
+    ``history``: whether rows are versions, so that a message cannot delete versions from other messages.
 
     >>> class Lines(Format):
     ...     '''Every message is the value of a row without a key.'''
@@ -91,7 +92,11 @@ class MessageTarget(NamedTuple):
 
 
 class Truncate(NamedTuple):
-    """Delete of all keys whose order is below ``order``, before the event at ``row``; in `Upserts`, the message."""
+    """Delete of all keys whose order is below ``order``.
+
+    ``row``: the index of the first event after the truncate; in `Upserts`, the index of its message.  ``place``: the
+    position of the message, for errors.
+    """
 
     row: int
     order: dict[str, Any]
@@ -99,12 +104,12 @@ class Truncate(NamedTuple):
 
 
 class Upserts(NamedTuple):
-    """Upserts that a format decodes: the cells by column, and a mark for deletes.
+    """Upserts that a format decodes.  ``columns``: the cells of each column.  ``deleted``: marks the deletes.
 
-    ``order``: the order columns, empty if the format sets no order.  ``at``: the message of each upsert, ascending;
-    None if message and upsert have the same index.  ``absent``: marks by column the cells that a message lacks.
-    ``truncates``: the truncates among the messages.  ``table``: the table of the messages, None if unknown.
-    ``tables``: see `DecodedEvents`.
+    ``order``: the order columns, empty if the format sets no order.  ``at``: the index of the message of each upsert,
+    ascending; None if every message is one upsert.  ``absent``: for each column, marks the upserts whose message has no
+    value for it.  ``truncates``: the truncates among the messages.  ``table``: the table of the messages, None if
+    unknown.  ``tables``: see `DecodedEvents`.
     """
 
     columns: dict[str, pa.Array]
@@ -118,11 +123,11 @@ class Upserts(NamedTuple):
 
 
 class DecodedEvents(NamedTuple):
-    """Events of a batch.
+    """Events decoded from a batch of messages.
 
-    ``rows``: a table with the columns of `MessageTarget.out`.  ``truncates``: the truncates that cut the batch.
-    ``at``: the message of each row.  ``table``: the table of the messages so far.  ``tables``: the number of changes by
-    table, until the first change of the named table.
+    ``rows``: a table with the columns of `MessageTarget.out`.  ``truncates``: the truncates between the rows.
+    ``at``: the index of the message of each row.  ``table``: the table of the messages so far.  ``tables``: the number
+    of changes of each table, counted only until the first message of the named table.
     """
 
     rows: pa.Table
@@ -139,10 +144,13 @@ class BadMessages:
         self.mask: Bools = np.zeros(rows, np.bool_)
         self.reasons: dict[int, str] = {}
         self.narrow: dict[int, tuple[pa.Field, str]] = {}
-        """Column and value by message, if the value does not fit the column."""
+        """For each message with a value that does not fit its column: the column and the value, by message index."""
 
     def mark(self, rows: Any, reason: Any) -> None:
-        """Mark messages by index.  ``reason``: a text, or a function of the position in ``rows``."""
+        """Mark messages as bad by index.
+
+        ``reason``: a text, or a function that returns it for an index in ``rows``.
+        """
         for n, row in enumerate(np.asarray(rows).tolist()):
             if not self.mask[row]:
                 self.mask[row] = True
@@ -182,43 +190,46 @@ class Format:
 
     @property
     def leaves_out(self) -> bool:
-        """Whether an event may leave out single cells, which then keep their stored value."""
+        """Whether an event can omit cells.  An omitted cell keeps its stored value."""
         return False
 
     @property
     def of_tables(self) -> bool:
-        """Whether messages may name their table."""
+        """Whether messages can name their table."""
         return False
 
     @property
     def asked(self) -> str | None:
-        """Table in the options; messages of other tables are ignored.  None if the options name no table."""
+        """Table that the options name, or None.  The format ignores messages of other tables."""
         return None
 
     def upserts(self, messages: Messages, target: MessageTarget, bad: BadMessages) -> Upserts:
-        """Convert messages to upserts.  O(bytes).  Marks unreadable messages in ``bad``."""
+        """Convert messages to upserts.  O(bytes).  The method marks unreadable messages in ``bad``."""
         raise NotImplementedError
 
     @property
     def row_path(self) -> Path | None:
-        """Path of the row in a message; None if it differs between messages."""
+        """Path of the row in a message; None if the path differs between messages."""
         return None
 
     def columns(self, messages: Messages, known: Collection[str] = ()) -> dict[str, int]:
-        """Return the columns of the rows in messages, except the known ones.  O(bytes).
+        """Return the columns of the rows in messages, except the columns in ``known``.  O(bytes).
 
-        Maps each column to the index of the first message that has it.
+        The result maps each column to the index of the first message that has it.
         """
         path = self.row_path
         return {} if path is None else find_row_columns(messages.value, path, known, self.owner(messages.value))
 
     def place(self, value: Any) -> str | None:
-        """Describe the position that a message states about itself; None if it states none."""
+        """Describe the log position that a message contains; None if it contains no position."""
         del value
         return None
 
     def owner(self, value: pa.Array) -> Own | None:
-        """Return a function that marks messages of the named table; None if no table was named.  O(1)."""
+        """Return a function that marks messages of the table in the options; None if the options name no table.
+
+        O(1).
+        """
         del value
         return None
 
@@ -243,7 +254,7 @@ class Format:
         }
 
     def examples(self, values: pa.Array) -> ExampleRows | None:
-        """Return example rows from the values of messages; None if the format has none.  O(bytes)."""
+        """Return example rows from the values of messages; None if the format supports no examples.  O(bytes)."""
         del values
         return None
 
@@ -271,16 +282,16 @@ def build_events_schema(format: Format, columns: Any, ordered: bool = False) -> 
 
 
 def decode_messages(format: Format, given: pa.Table, target: MessageTarget, first: int = 0) -> DecodedEvents:
-    """Decode a table of messages to events.  ``first``: the row number of its first message.  O(bytes).
+    """Decode a table of messages to events.  ``first``: the row number of the first message.  O(bytes).
 
-    Raises `BadMessage` for an unreadable message unless the format drops it, and `SchemaMismatch` for a table without
-    the columns of messages.
+    Raises `BadMessage` for an unreadable message, unless the format drops unreadable messages.  Raises `SchemaMismatch`
+    if the table lacks the columns of messages.
     """
     messages = wrap_messages(format, given, target.what, first)
     made, bad = _read_upserts(format, messages, target)
     exact = np.broadcast_to(messages.exact, messages.rows)
     if rows := [row for row, (_, cell) in bad.narrow.items() if _FRACTION.search(cell) and not exact[row]]:
-        messages.exact = exact | np.isin(np.arange(messages.rows), rows)  # so that errors show the exact numbers
+        messages.exact = exact | np.isin(np.arange(messages.rows), rows)  # parse exactly, for exact numbers in errors
         made, bad = _read_upserts(format, messages, target)
     if target.history:
         made = _drop_delete_values(made, target, bad)
@@ -295,13 +306,16 @@ def decode_messages(format: Format, given: pa.Table, target: MessageTarget, firs
         )
     if format.on_bad == "stop":
         row = min(bad.reasons)
-        more = f" ({len(bad.reasons):,} of {messages.rows:,} messages are like that)" if len(bad.reasons) > 1 else ""
+        more = f" ({len(bad.reasons):,} of {messages.rows:,} messages are bad)" if len(bad.reasons) > 1 else ""
         wider, place = _suggest_wider_type(bad, row, target, format, messages), messages.locate_message(row)
         raise BadMessage(
             f"messages for {target.what}",
             ErrorText(format_location("", place, ": "), f"{bad.reasons[row]}{more}"),
             ErrorText(
-                "mend the source, or leave it out with ", Option("on_bad", "drop"), "; nothing was taken in", wider
+                "fix the source, or skip bad messages with ",
+                Option("on_bad", "drop"),
+                ", which needs a new state; nothing was ingested",
+                wider,
             ),
             offset="" if isinstance(place, Row) else place,
         )
@@ -310,21 +324,21 @@ def decode_messages(format: Format, given: pa.Table, target: MessageTarget, firs
 
 def _read_upserts(format: Format, messages: Messages, target: MessageTarget) -> tuple[Upserts, BadMessages]:
     bad = BadMessages(messages.rows)
-    bad.mark(np.flatnonzero(messages.broken), "it is no UTF-8")
+    bad.mark(np.flatnonzero(messages.broken), "it is not valid UTF-8")
     return format.upserts(messages, target, bad), bad
 
 
 def _suggest_wider_type(
     bad: BadMessages, row: int, target: MessageTarget, format: Format, messages: Messages
 ) -> str | WidenFix:
-    """Suggest a wider type if a value shows that the column became wider at its source."""
+    """Suggest a wider type if a value shows that the column's type became wider in the source."""
     if row not in bad.narrow:
         return ""
     field, value = bad.narrow[row]
     wide = None if field.name in (*target.key, *target.deciding) else find_type_for_value(field.type, value)
     if wide is None:
         endless = pat.is_timestamp(field.type) and _BEYOND.fullmatch(value)
-        return f"; {value} is text only: declare {field.name!r} as str, in a new state" if endless else ""
+        return f"; only text can hold {value}: declare {field.name!r} as str, in a new state" if endless else ""
     if pat.is_decimal(wide):
         alone = Messages(messages.table.slice(row, 1), messages.what, messages.first + row)
         kinds = format.kinds(alone, [field.name]) if field.name in format.columns(alone) else {}
@@ -334,15 +348,21 @@ def _suggest_wider_type(
 
 
 def wrap_messages(format: Format, given: pa.Table, what: str, first: int = 0) -> Messages:
-    """Wrap a table of messages, or of rows if the format takes rows.  Raises the errors of `Messages`."""
+    """Convert a table of messages, or of rows if the format takes rows, to `Messages`.
+
+    Raises the errors of `Messages`.
+    """
     messages = Messages(wrap_rows_as_messages(given) if format.of_rows else given, what, first)
     messages.own = format.place
     return messages
 
 
 def _drop_delete_values(made: Upserts, target: MessageTarget, bad: BadMessages) -> Upserts:
-    """Reduce deletes to key and order, and mark truncates as bad, because they do not name the keys that end."""
-    bad.mark([each.row for each in made.truncates], "it is a truncate, which does not say whose versions end")
+    """Set all columns of deletes to null except the key and order columns, and mark truncates as bad.
+
+    A truncate ends the versions of keys that it does not name.
+    """
+    bad.mark([each.row for each in made.truncates], "it is a truncate, which does not name the keys whose versions end")
     if not made.deleted.any():
         return made._replace(truncates=())
     rows, kept = pa.array(np.arange(made.deleted.size), mask=made.deleted), (*target.key, *target.deciding)
@@ -351,12 +371,12 @@ def _drop_delete_values(made: Upserts, target: MessageTarget, bad: BadMessages) 
 
 
 def refuse_truncates(made: DecodedEvents, what: str) -> DecodedEvents:
-    """Return the events unchanged; raise `BadMessage` if they contain a truncate."""
+    """Return the events unchanged, or raise `BadMessage` if one of the events is a truncate."""
     for each in made.truncates:
-        remedy = "take this batch with an engine's step; nothing was taken in"
+        remedy = "pass this batch to a step of an engine; nothing was ingested"
         raise BadMessage(
             f"messages for {what}",
-            format_location("", each.place, ": ") + "it is a truncate, of what others hold",
+            format_location("", each.place, ": ") + "it is a truncate, which also deletes keys outside this batch",
             remedy,
         )
     return made
@@ -394,7 +414,7 @@ def _add_bad_message_rows(
 
 
 def _renumber_truncates(truncates: tuple[Truncate, ...], at: Ints) -> tuple[Truncate, ...]:
-    """Set the row of each truncate to the first row after its message."""
+    """Set ``row`` of each truncate to the index of the first event after the message of the truncate."""
     return tuple(each._replace(row=int(np.searchsorted(at, each.row))) for each in truncates)
 
 
@@ -411,16 +431,17 @@ def _list_absent_columns(cells: dict[str, Bools], rows: int) -> pa.Array:
 
 
 SAMPLE: Final = 256
-"""Maximum messages of a batch to search for undeclared columns."""
+"""Maximum number of messages of a batch that are searched for undeclared columns."""
 SHOWN: Final = 10
-"""Maximum tables to name in a warning."""
+"""Maximum number of tables that a warning names."""
 
 
 class MissingColumnFinder:
-    """Search for declared columns, and for a named table, that no message has had.
+    """Finder of declared columns that no message has had so far, and of a table that no message has named so far.
 
-    ``left``: the columns without a find and without a warning.  ``names``: the other columns in messages so far.
-    ``table``: the named table, None after it was found or warned about.  ``tables``: the number of changes by table.
+    ``left``: the declared columns that no message has had and no warning has named.  ``names``: the columns that
+    messages have had, for suggestions.  ``table``: the named table, None after it was found or a warning named it.
+    ``tables``: the number of changes of each table.
 
     >>> from ddflow.connectors.formats.base import MessageTarget, decode_messages, build_events_schema
     >>> from ddflow.connectors.formats.plain import plain_json
@@ -429,7 +450,8 @@ class MissingColumnFinder:
     >>> came, unseen = pa.table({"value": ['{"id": 1, "amount": 2.5}']}), MissingColumnFinder(columns.names)
     >>> unseen.search_messages(format, came, decode_messages(format, came, target), "'t'")
     >>> unseen.pop_warnings()
-    ["none so far has the declared column 'amounts', which is null: did you mean 'amount'? there are ['id', 'amount']"]
+    ["no message so far has the declared column 'amounts', so it is null: did you mean 'amount'? \
+    the columns are ['id', 'amount']"]
     >>> unseen.pop_warnings()
     []
     >>> find_undeclared_columns(format, came, decode_messages(format, came, target), ["id", "amounts"], "'t'")
@@ -437,7 +459,7 @@ class MissingColumnFinder:
     >>> unseen = MissingColumnFinder([], "order")
     >>> unseen.note_worker_findings([], [], {"shop.orders": 5, "shop.people": 1})
     >>> unseen.pop_warnings()
-    ["none so far is of the table 'order', so no row came: did you mean 'shop.orders'? 6 are of \
+    ["no message so far is of the table 'order', so no row came: did you mean 'shop.orders'? 6 changes are of \
     ['shop.orders', 'shop.people']"]
     """
 
@@ -470,7 +492,7 @@ class MissingColumnFinder:
         """Record the findings of other workers.
 
         ``had``: declared columns that messages had.  ``names``: other columns in messages.  ``tables``: the number of
-        changes by table.  ``table``: the table that was found.
+        changes by table.  ``table``: the named table, if a worker found it.
         """
         self._search_table(table, tables)
         gone = set(had)
@@ -478,7 +500,10 @@ class MissingColumnFinder:
         self.names |= dict.fromkeys(names)
 
     def _search_table(self, table: str | None, tables: Mapping[str, int]) -> None:
-        """Search for the table.  The arguments come from `DecodedEvents`; ``tables`` also counts bad changes."""
+        """Record the tables of messages, and whether the named table is among them.
+
+        ``table``, ``tables``: as in `DecodedEvents`.  ``tables`` also counts bad changes.
+        """
         if self.table is None:
             return
         for name, count in tables.items():
@@ -492,7 +517,7 @@ class MissingColumnFinder:
         return bool(self.left) or self.table is not None
 
     def pop_warnings(self) -> list[str]:
-        """Return the warnings about missing columns and a missing table, each once.  O(columns + tables)."""
+        """Return the new warnings about missing columns and a missing table.  O(columns + tables)."""
         said = self.list_warnings(self.left)
         if said:
             self.left = []
@@ -501,21 +526,21 @@ class MissingColumnFinder:
         return said
 
     def list_warnings(self, columns: Iterable[str]) -> list[str]:
-        """Return warnings about the columns among ``columns`` that no message had.  O(columns)."""
+        """Return a warning for each column in ``columns`` that no message has had.  O(columns)."""
         return [
-            f"none so far has the declared column {name!r}, which is null: {did_you_mean(name, self.names)}"
+            f"no message so far has the declared column {name!r}, so it is null: {did_you_mean(name, self.names)}"
             for name in columns
             if self.names and name in self.left
         ]
 
 
 def _describe_other_tables(table: str, tables: Mapping[str, int]) -> str:
-    """Build the warning about a table without changes, if other tables have changes."""
+    """Build the warning that the named table has no changes, although other tables have changes."""
     found, changes = find_nearest_table(table, tables), sum(tables.values())
     meant = "" if found is None else f"did you mean {found!r}? "
     more = f" and {len(tables) - SHOWN:,} more" if len(tables) > SHOWN else ""
-    others = f"{changes:,} {'is' if changes == 1 else 'are'} of {[*tables][:SHOWN]}{more}"
-    return f"none so far is of the table {table!r}, so no row came: {meant}{others}"
+    others = f"{changes:,} {'change is' if changes == 1 else 'changes are'} of {[*tables][:SHOWN]}{more}"
+    return f"no message so far is of the table {table!r}, so no row came: {meant}{others}"
 
 
 def find_undeclared_columns(

@@ -1,7 +1,8 @@
-"""Convert cells of messages, as JSON text or struct fields, to the declared types.
+"""Convert cells of messages, which are JSON texts or struct fields, to the declared types.
 
-Guarantees: a conversion loses no information. A number with more digits than its type holds, or a time in a finer unit,
-is an error that shows the cell. Decimals as Kafka Connect's bytes in base64 and as text give the same values.
+Guarantees: a conversion loses no information. A number with more digits than its type holds, or a time with a finer
+unit than its type, is an error that shows the cell. A decimal gets the same value, whether the cell is text or Kafka
+Connect's base64 bytes.
 """
 
 import base64
@@ -30,7 +31,8 @@ def convert_decimals(
 ) -> pa.Array:
     """Convert cells to decimals.  O(n).
 
-    ``scale``: the scale of numbers as bytes, by default the declared one.  ``quoted``: whether cells are JSON.
+    ``scale``: the scale of numbers that are bytes, by default the scale of ``kind``.  ``quoted``: whether cells are
+    JSON texts, so that strings have quotes.
 
     Raises `ValueError` or `pyarrow.ArrowInvalid` for a cell that does not fit.
 
@@ -67,7 +69,10 @@ def convert_decimals(
 
 
 def mark_invalid_decimals(cells: pa.Array, kind: pa.DataType, mode: str, scale: int | None, quoted: bool) -> Bools:
-    """Mark texts that are not numbers, or do not fit, as far as one pass can find them.  O(n)."""
+    """Mark texts that are not numbers, or that do not fit the type.
+
+    The function may miss some invalid texts.  O(n).
+    """
     wrong: Bools = np.zeros(len(cells), np.bool_)
     if mode == PRECISE:
         plain = pc.fill_null(pc.match_substring_regex(cells, rf"^[{{0-9-]|{BASE64}"), True)
@@ -85,7 +90,10 @@ def mark_invalid_decimals(cells: pa.Array, kind: pa.DataType, mode: str, scale: 
 
 
 def format_number(text: str, scale: int | None) -> str | None:
-    """Format the number in a cell; None if it is not a number.  ``scale``: for bytes in base64; None for text."""
+    """Return the number in a cell as text; None if the cell has no number.
+
+    ``scale``: the scale if the cell holds base64 bytes; None if it holds text.
+    """
     try:
         if scale is None:
             return text if Decimal(text).is_finite() else None
@@ -101,7 +109,7 @@ def _has_only_strings(cells: pa.Array) -> bool:
 
 
 def _convert_variable_scale(cells: pa.Array, variable: pa.Array, kind: pa.DataType, scale: int | None) -> pa.Array:
-    """Convert decimals among which some are JSON objects with a scale and bytes."""
+    """Convert a column of decimals in which some cells are JSON objects with a scale and bytes."""
     none = pa.scalar(None, cells.type)
     out = decode_decimals(decode_base64(pc.if_else(variable, none, cells)), kind, scale)
     read, _ = parse_objects(pc.if_else(variable, cells, none), {"scale": TEXT, "value": TEXT})
@@ -121,7 +129,7 @@ def decode_decimals(column: pa.Array, kind: pa.DataType, scale: int | None = Non
     sizes = np.diff(ends)
     present = np.asarray(column.is_valid())
     if ((sizes == 0) & present).any() or (sizes > width).any():
-        raise ValueError(f"a number of {int(sizes.max())} bytes is no {kind}")
+        raise ValueError(f"a number of {int(sizes.max())} bytes does not fit {kind}")
     out: Any = np.zeros((n, width), np.uint8)
     if data is not None and data.size and n:
         source = np.frombuffer(data, np.uint8)
@@ -142,7 +150,7 @@ DAY: Final = 86_400_000
 
 
 def convert_times(cells: pa.Array, kind: pa.DataType, unit: str = "") -> pa.Array:
-    """Convert numbers or texts to a temporal type.  ``unit``: the unit of numbers, by default the type's.  O(n).
+    """Convert numbers or texts to a temporal type.  ``unit``: the unit of numbers, by default the type's unit.  O(n).
 
     Raises `pyarrow.ArrowInvalid` or `ValueError` for a cell that does not fit.
 
@@ -155,7 +163,7 @@ def convert_times(cells: pa.Array, kind: pa.DataType, unit: str = "") -> pa.Arra
     """
     made = _convert_times_unchecked(cells, kind, unit)
     if find_invalid_time(made) >= 0:
-        raise ValueError("no clock or calendar has it")
+        raise ValueError("the time is out of range")
     return made
 
 
@@ -196,7 +204,7 @@ def _convert_texts_to_times(text: pa.Array, kind: pa.DataType) -> pa.Array:
     if not pat.is_timestamp(kind):
         return pc.replace_substring_regex(text, "Z$", "").cast(kind)
     zoned = pc.match_substring_regex(text, r"(Z|[+-][0-9]{2}(:?[0-9]{2})?)$")
-    zoned = pc.and_(zoned, pc.match_substring(text, ":"))  # the end of a bare date looks like an offset
+    zoned = pc.and_(zoned, pc.match_substring(text, ":"))  # the end of a date without a time looks like an offset
     if kind.tz is None:
         if not pc.any(zoned).as_py():
             return text.cast(kind)
@@ -213,9 +221,9 @@ BINARIES: Final = ("base64", "base64-url-safe", "hex")
 class CellEncoding(NamedTuple):
     """Encoding of a column's cells in messages.
 
-    ``unit``: the unit of times as numbers, "" for the unit of the declared type.  ``decimals``, ``binary``: Debezium's
-    modes.  ``scale``: the scale of decimals as bytes, None for the declared one.  ``quoted``: whether decimals are
-    JSON.
+    ``unit``: the unit of times that are numbers; "" means the unit of the declared type.  ``decimals``, ``binary``:
+    values of Debezium's options ``decimal.handling.mode`` and ``binary.handling.mode``.  ``scale``: the scale of
+    decimals that are bytes; None means the declared scale.  ``quoted``: whether decimals are JSON texts.
 
     >>> made, wrong = cast_cells(pa.array(["7", "x", None]), pa.int64(), CellEncoding())
     >>> made.to_pylist(), wrong.tolist()
@@ -239,7 +247,7 @@ class CellEncoding(NamedTuple):
 
 
 def build_json_shape(kind: pa.DataType) -> Any:
-    """Return the JSON shape for the cells of a type, with scalars as text.  O(fields)."""
+    """Return the shape that `parse_objects` needs for cells of a type.  Scalars stay text.  O(fields)."""
     if pat.is_list(kind) or pat.is_large_list(kind) or pat.is_fixed_size_list(kind):
         return [build_json_shape(kind.value_type)]
     if pat.is_struct(kind):
@@ -248,9 +256,10 @@ def build_json_shape(kind: pa.DataType) -> Any:
 
 
 def cast_cells(cells: pa.Array, kind: pa.DataType, how: CellEncoding) -> tuple[pa.Array, Bools | None]:
-    """Convert cells to a type; return marks for cells that do not fit and become null, None if all fit.
+    """Convert cells to a type, and mark the cells that do not fit.
 
-    O(n), and O(log n) for each misfit.
+    A cell that does not fit becomes null.  The marks are None if all cells fit.  O(n), plus O(log n) for each cell that
+    does not fit.
     """
     if cells.type == kind:
         return cells, None
@@ -265,7 +274,10 @@ def cast_cells(cells: pa.Array, kind: pa.DataType, how: CellEncoding) -> tuple[p
 
 
 def _mark_unconvertible_cells(cells: pa.Array, kind: pa.DataType, how: CellEncoding) -> Bools:
-    """Mark the cells that do not fit, as far as one pass can find them, because the bisection costs more for each."""
+    """Mark the cells that do not fit, as far as one pass over the cells finds them.
+
+    `convert_by_bisection` finds every cell that does not fit, but is slower.
+    """
     if not is_text(cells.type):
         return np.zeros(len(cells), np.bool_)
     if pat.is_decimal(kind):
@@ -276,7 +288,7 @@ def _mark_unconvertible_cells(cells: pa.Array, kind: pa.DataType, how: CellEncod
 
 
 def describe_unconvertible_cell(cell: Any, kind: pa.DataType, how: CellEncoding) -> tuple[str, str]:
-    """Return the text of a cell that does not fit, and the reason; decimals are shown as numbers.
+    """Return the text of a cell that does not fit its type, and the reason.  Decimals are shown as numbers.
 
     >>> describe_unconvertible_cell("Czpzzi+D", pa.decimal128(9, 3), CellEncoding())
     ('12345678901.123', 'it is too wide for decimal128(9, 3)')
@@ -288,13 +300,16 @@ def describe_unconvertible_cell(cell: Any, kind: pa.DataType, how: CellEncoding)
             number := format_number(text, (kind.scale if how.scale is None else how.scale) if coded else None)
         ) is not None:
             return number, f"it is too wide for {kind}"
-    return repr(text), f"which is no {kind}"
+    return repr(text), f"which is not a valid {kind}"
 
 
 def convert_by_bisection(
     cells: pa.Array, kind: pa.DataType, make: Callable[[pa.Array], pa.Array]
 ) -> tuple[pa.Array, Bools | None]:
-    """Convert cells with ``make``; values that it cannot convert become null and are marked.  No marks if all fit."""
+    """Convert cells with ``make``, and mark the cells that ``make`` cannot convert.
+
+    A marked cell becomes null.  The marks are None if ``make`` converts all cells.
+    """
     try:
         return make(cells), None
     except _UNFIT:
@@ -326,7 +341,10 @@ def _convert_cells(cells: pa.Array, kind: pa.DataType, how: CellEncoding) -> pa.
 
 
 def _convert_to_extension(cells: pa.Array, kind: Any, how: CellEncoding) -> pa.Array:
-    """Convert cells to an extension type: UUIDs from text with hyphens, other types from their storage type."""
+    """Convert cells to an extension type.
+
+    A UUID is converted from text with hyphens, and every other type from cells of its storage type.
+    """
     if kind == pa.uuid() and is_text(cells.type):
         digits = pc.replace_substring(cells, "-", "")
         return pa.ExtensionArray.from_storage(
@@ -347,12 +365,12 @@ def _decode_bytes(text: pa.Array, how: CellEncoding) -> pa.Array:
 
 
 def _convert_nested(cells: pa.Array, kind: Any, how: CellEncoding) -> pa.Array:
-    """Convert lists, structs and maps, with their inner types."""
+    """Convert lists, structs and maps, and the values in them."""
 
     def whole(some: pa.Array, inner: pa.DataType) -> pa.Array:
         made, wrong = cast_cells(some, inner, how)
         if wrong is not None:
-            raise ValueError(f"a value within is no {inner}")
+            raise ValueError(f"a nested value is not a valid {inner}")
         return made
 
     if pat.is_map(kind) or not pat.is_nested(cells.type):

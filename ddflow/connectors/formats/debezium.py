@@ -1,10 +1,13 @@
 """Decode Debezium's messages: envelopes with or without Connect's schema, or flattened rows.
 
-Operations: ``c``, ``u`` and ``r`` upsert the row in ``after``. ``d`` deletes its key. ``t`` is a truncate and cuts the
-batch. ``m`` is ignored. A tombstone is a delete, but is ignored directly after the delete of the same key.
+Operations: ``c``, ``u`` and ``r`` upsert the row in ``after``. ``d`` deletes the key of the row. ``t`` deletes all keys
+of the table. ``m`` is ignored. A tombstone deletes its key. A tombstone directly after a delete of the same key is
+ignored.
 
-Order: the log position in Postgres, or the binlog file, position and row in MySQL, else the offset of the message. A
-tombstone has no position, so it takes the position of the next message, or of the previous one if it is the last.
+Events are ordered by the log position of Postgres, or by the binlog file, position and row of MySQL. Events without a
+log position are ordered by the offset of their message. A tombstone has no position, so ddflow uses the position of the
+next message of the same partition in the batch. If no later message has a position, ddflow uses the last position
+before the tombstone.
 
 Only the key columns and the order columns of ``before`` are read.
 """
@@ -58,7 +61,8 @@ class debezium(Enveloped):
     table : str, optional
         The table to read from a topic with several tables: ``"orders"``, ``"public.orders"`` or
         ``"shop.public.orders"``.  By default the first message sets the table, and messages of other tables are bad.
-        If the name fits tables in several schemas or databases, the first one counts, and the others are bad.
+        If the name fits tables in several schemas or databases, the first of them in the messages is read, and
+        messages of the other tables are bad.
     flattened : bool
         Whether messages are only the row after a change, as ``ExtractNewRecordState`` writes them.
     decimals : {"precise", "string", "double"}
@@ -103,25 +107,25 @@ class debezium(Enveloped):
     placeholder: str = UNAVAILABLE
 
     kind: ClassVar[str] = "debezium"
-    unknown: ClassVar[str] = "it is no event of Debezium: it lacks 'op', or what is 'after'"
+    unknown: ClassVar[str] = "it is not a Debezium event: it lacks a known 'op', or the row in 'after'"
     hidden: ClassVar[str] = "its table's replica identity is not full"
-    keyless: ClassVar[str] = ": the replica identity of its table must give the key"
+    keyless: ClassVar[str] = ": the replica identity of its table must include the key"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_option_values(decimals=MODES, binary=BINARIES)
         if not isinstance(self.placeholder, str) or not self.placeholder:
             found = f"placeholder={self.placeholder!r}"
-            raise SpecError("dd.formats.debezium", found, "give the text of the connector")
+            raise SpecError("dd.formats.debezium", found, "pass the placeholder text of the connector")
 
     @property
     def leaves_out(self) -> bool:
-        """Whether unavailable values keep their stored value."""
+        """Whether a column with an unavailable value keeps its stored value."""
         return self.unavailable
 
     @property
     def usual(self) -> CellEncoding:
-        """Encoding of cells without a schema."""
+        """Encoding of cells in messages without a schema."""
         return CellEncoding(decimals=self.decimals, binary=self.binary)
 
     def read(self, messages: Messages, target: MessageTarget, bad: BadMessages) -> EnvelopeEvents:
@@ -157,14 +161,14 @@ class debezium(Enveloped):
 
     @staticmethod
     def _read_flat_sources(inside: ParsedMessages, names: Sequence[str]) -> dict[str, pa.Array]:
-        """Return the fields of the source in flattened messages."""
+        """Return the ``source`` fields of flattened messages."""
         return {
             name: pc.coalesce(*(inside.get_cells(f"__{prefix}{name}").cast(pa.string()) for prefix in ("", "source_")))
             for name in names
         }
 
     def examples(self, values: pa.Array) -> ExampleRows:
-        """Return the rows after changes, or before them for deletes.  See `Format`."""
+        """Return the new rows of changes, and the old rows of deletes.  See `Format`."""
         return (
             find_example_rows(values, ["$"])
             if self.flattened
@@ -187,7 +191,7 @@ class debezium(Enveloped):
         return EnvelopeEvents(inside, codes, ("after",), ("before",), found, np.arange(messages.rows), fresh=fresh)
 
     def _build_row_shape(self, target: MessageTarget) -> dict[str, Any]:
-        """Return the JSON shape of rows; an object or map may also be a placeholder."""
+        """Return the JSON shape of rows.  The shape allows a placeholder in place of an object or a map."""
         rows = {field.name: build_json_shape(field.type) for field in target.columns}
         return {
             name: shape | {self.placeholder: TEXT} if isinstance(shape, dict) else shape for name, shape in rows.items()
@@ -213,7 +217,10 @@ class debezium(Enveloped):
         )
 
     def _mark_unavailable_cells(self, cells: pa.Array) -> Bools:
-        """Mark the cells that are placeholders; only cells with the length of a placeholder are compared."""
+        """Mark the cells that are placeholders.
+
+        Only cells that are as long as a placeholder are compared with the placeholder.
+        """
         here = np.zeros(len(cells), np.bool_)
         if pat.is_list(cells.type):
             self._mark_placeholder_lists(cells, here)
@@ -230,7 +237,7 @@ class debezium(Enveloped):
         return here
 
     def _mark_placeholder_lists(self, cells: pa.Array, here: Bools) -> None:
-        """Mark lists that hold the placeholder as one text, or as one element for each of its bytes."""
+        """Mark lists that hold the placeholder, as one text or as one element for each byte of the placeholder."""
         sizes = pc.list_value_length(cells)
         if (single := np.flatnonzero(np.asarray(pc.fill_null(pc.equal(sizes, 1), False)))).size:
             here[single] = self._mark_unavailable_cells(cells.take(pa.array(single)).flatten())
@@ -246,7 +253,7 @@ class debezium(Enveloped):
 
     @property
     def _placeholder_lists(self) -> list[list[str]]:
-        """Placeholder as lists with a number, a decimal or true for each byte, as Debezium's types write it."""
+        """Forms of the placeholder as a list that has a number, a decimal or true for each byte of the placeholder."""
         signed = np.frombuffer(self.placeholder.encode(), np.int8).tolist()
         coded = [base64.b64encode(bytes([each & 255])).decode() for each in signed]
         objects = [json.dumps({"scale": 0, "value": each}, separators=(",", ":")) for each in coded]
@@ -254,7 +261,7 @@ class debezium(Enveloped):
 
     @cached_property
     def _placeholder_texts(self) -> list[bytes]:
-        """Placeholder as texts: itself, its encoded bytes, the UUID of its bytes, and JSON lists and objects."""
+        """Forms of the placeholder as text: plain, as encoded bytes, as a UUID, and as JSON lists and objects."""
         raw = self.placeholder.encode()
         uuid = UUID(bytes=hashlib.md5(raw, usedforsecurity=False).digest(), version=3)
         plain = [
@@ -275,7 +282,8 @@ class debezium(Enveloped):
 def _mark_row_creations(operations: pa.Array) -> Bools:
     """Mark the operations that create a row.
 
-    Debezium writes a changed key as ``d`` and ``c``, so a created row with an unavailable value has a new key.
+    For a changed key, Debezium writes ``d`` and then ``c``. So if a row with operation ``c`` has an unavailable value,
+    the key of the row was changed.
     """
     return np.asarray(pc.fill_null(pc.is_in(operations.cast(pa.string()), pa.array(["c", "r"])), False))
 
@@ -297,7 +305,7 @@ _NULL: Final = r'^\{\s*"schema"\s*:\s*null\s*,\s*"payload"\s*:\s*null\s*\}$'
 
 
 def _set_cells_to_null(cells: pa.Array, path: Sequence[str], here: Bools) -> pa.Array:
-    """Replace the marked cells at a path of structs with null."""
+    """Set the marked cells to null.  ``path`` names the nested struct fields that lead to the cells."""
     if not path:
         return pc.if_else(pa.array(here), pa.scalar(None, cells.type), cells)
     pairs = zip(cells.type, cells.flatten(), strict=True)

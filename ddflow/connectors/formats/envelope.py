@@ -1,7 +1,7 @@
 """Parse the payload of JSON messages with or without Kafka Connect's schema, and return cells by path.
 
-Each message is checked for a schema, so a topic may contain both forms. The schema determines the encoding of times,
-decimals and bytes. Messages with equal schemas are parsed together. A missing field is null.
+ddflow looks for a schema in each message, so a topic may mix messages with and without a schema. The schema determines
+the encoding of times, decimals and bytes. Messages with equal schemas are parsed together. A missing field is null.
 
 >>> text = pa.array(['{"id": 1}', '{"schema": {"type": "struct", "fields": []}, "payload": {"id": 2}}', "{", None])
 >>> inside = parse_messages(text, {"id": TEXT})
@@ -38,7 +38,7 @@ UNITS: Final = {
     "org.apache.kafka.connect.data.Timestamp": "ms",
     "org.apache.kafka.connect.data.Time": "ms",
 }
-"""Units of times that are numbers, by the names of their schemas."""
+"""Units of the numbers that represent times, by the name of the schema."""
 _DECIMAL: Final = "org.apache.kafka.connect.data.Decimal"
 
 
@@ -46,7 +46,7 @@ class ParsedMessages(NamedTuple):
     """Parsed messages.
 
     ``body``: structs with the payload.  ``wrong``: marks messages that are not JSON.  ``schemas``: each schema with the
-    indexes of its messages.  ``json``: whether the messages were JSON.
+    indexes of its messages.  ``json``: whether messages were JSON texts.
     """
 
     body: pa.Array
@@ -61,7 +61,10 @@ class ParsedMessages(NamedTuple):
     def build_encoding_lookup(
         self, path: Sequence[str], name: str, usual: CellEncoding
     ) -> Callable[[int], CellEncoding]:
-        """Return a function from a message to the encoding of a column.  O(schemas * log n) for each call."""
+        """Return a function that gets the index of a message and returns the encoding of a column.
+
+        A call of this function is O(schemas * log n).
+        """
         known = [(rows, read_cell_encodings(schema, path, usual).get(name, usual)) for rows, schema in self.schemas]
 
         def form(row: int) -> CellEncoding:
@@ -117,7 +120,10 @@ def parse_messages(value: pa.Array, shape: Mapping[str, Any], exact: Any = False
 
 
 def mark_messages_with_schema(value: pa.Array) -> Bools:
-    """Mark the messages with a schema.  O(n), and fast if all begin with the same member that is not a schema."""
+    """Mark the messages with a schema.
+
+    O(n).  The function is fast if all messages begin with the same member and that member is not a schema.
+    """
     at = pc.index(value.is_valid(), True).as_py()
     begins = _ROW.match(value[at].as_py()) if at >= 0 else None
     if begins is None:

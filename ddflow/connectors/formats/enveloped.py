@@ -1,9 +1,9 @@
-"""Share the decoding of formats whose messages describe a change: the operation, the new row and the old row.
+"""Decode messages that describe a change by an operation, a new row and an old row, in several formats.
 
-A format of this kind returns `EnvelopeEvents`: for each event its operation and the paths of the new and the old row.
-`Enveloped` does the rest: it filters tables, drops repeated tombstones, finds the keys of deletes, adds deletes for
-changed keys, marks unavailable cells and builds the order. It reads only the key columns and the order columns of old
-rows. A message may hold several events.
+A format of messages with an envelope returns `EnvelopeEvents`, with the operation of each event and the paths of the
+new row and the old row. `Enveloped` converts these events to upserts: it filters tables, drops repeated tombstones,
+finds the keys of deletes, adds deletes for changed keys, marks unavailable cells and builds the order. `Enveloped`
+reads only the key columns and the order columns of old rows. A message may hold several events.
 
 >>> inside = ParsedMessages(pa.array([{"a": 1}]), np.zeros(1, bool), ())
 >>> read = EnvelopeEvents(inside, np.zeros(1, np.int64), (), (), {}, np.arange(1))
@@ -43,16 +43,17 @@ from ddflow.errors import shorten
 
 UPSERT, DELETE, NOTHING, TRUNCATE, TOMBSTONE, UNKNOWN = range(6)
 _DO: Final = (UPSERT, DELETE, TRUNCATE)
-"""Operations on a table, in messages that name it."""
+"""Operations that change one table.  Messages with these operations name the table."""
 SOURCE: Final = ("lsn", "file", "pos", "row", *PARTS)
-"""Fields that the source of an event may have."""
+"""Fields of the ``source`` of an event: the log position, and the parts of the table name."""
 
 
 class EnvelopeEvents(NamedTuple):
-    """Events of parsed messages: their codes, the paths of the new and the old row, and their ``source``.
+    """Events of parsed messages, with their operation codes and the paths of the new row and the old row.
 
-    ``source``: the fields of `SOURCE`.  ``of``: the message of each event.  ``absent``: marks by column the cells that
-    the source did not write.  ``fresh``: marks events that create a row, without a stored value.
+    ``source``: the values of the fields in `SOURCE`.  ``of``: the index of the message of each event.  ``absent``: for
+    each column, marks the cells that the source did not write.  ``fresh``: marks events that create a row, so that no
+    stored value exists.
     """
 
     inside: ParsedMessages
@@ -73,25 +74,25 @@ class Enveloped(Format):
 
     order: ClassVar[Any] = ((POSITION, pa.int64()), (ROW, pa.int64()))
     unknown: ClassVar[str]
-    """Reason for a message that is not an event of the format."""
+    """Reason why a message is bad if it is not an event of the format."""
     hidden: ClassVar[str]
-    """Reason for an unavailable cell."""
+    """Reason why a cell is unavailable."""
     keyless: ClassVar[str] = ""
     """Hint for a delete without a key, appended to the reason."""
 
     @property
     def of_tables(self) -> bool:
-        """Whether messages name their table: always true."""
+        """Whether messages can name their table; always True for formats with an envelope."""
         return True
 
     @property
     def asked(self) -> str | None:
-        """Table in the options."""
+        """Table that the options name, or None."""
         return self.table
 
     @property
     def usual(self) -> CellEncoding:
-        """Encoding of cells without a schema."""
+        """Encoding of cells in messages without a schema."""
         return CellEncoding(decimals="string")
 
     def sources(self, value: pa.Array) -> dict[str, pa.Array]:
@@ -136,11 +137,11 @@ class Enveloped(Format):
     ) -> tuple[Ints, str | None]:
         """Return the code of each event, and the table of the messages.
 
-        Events of unreadable messages and of other tables get the code `NOTHING`.
+        Events of unreadable messages, and events of tables that are not read, get the code `NOTHING`.
         """
         codes, wrong = read.codes.copy(), read.inside.wrong
         if wrong.any():
-            bad.mark(read.of[np.flatnonzero(wrong & ~bad.mask[read.of])], "it is no JSON")
+            bad.mark(read.of[np.flatnonzero(wrong & ~bad.mask[read.of])], "it is not valid JSON")
         codes[bad.mask[read.of]] = NOTHING
         tombstones = np.flatnonzero(codes == TOMBSTONE)
         if tombstones.size:
@@ -148,11 +149,11 @@ class Enveloped(Format):
             codes[said[_mark_repeated_keys(messages, read.of[said])]] = NOTHING
         if self.table is not None:
             silent = compute_ambiguous_table_mask(self.table, read.source)
-            reason = f"it does not say whether it is of the table {shorten(self.table, 80)!r}"
+            reason = f"it does not say whether it belongs to the table {shorten(self.table, 80)!r}"
             bad.mark(read.of[np.isin(codes, _DO) & silent], reason)
             others = ~compute_table_mask(self.table, read.source) & ~(
                 silent & (codes == UNKNOWN)
-            )  # a message that is no event has no table
+            )  # a message that is not an event has no table
             codes[others & (codes != TOMBSTONE)] = NOTHING
             codes[~compute_topic_mask(self.table, messages)[read.of] & (codes == TOMBSTONE)] = NOTHING
         table = self._resolve_table(codes, read, target.table, bad)
@@ -164,7 +165,7 @@ class Enveloped(Format):
     def _resolve_table(self, codes: Ints, read: EnvelopeEvents, own: str | None, bad: BadMessages) -> str | None:
         """Return the table of the messages: ``own``, or the first table that a message names.
 
-        Messages of other tables are marked as bad and get the code `NOTHING`.
+        Messages of a different table are marked as bad and get the code `NOTHING`.
         """
         names = pc.if_else(pa.array(np.isin(codes, _DO)), build_table_names(read.source), None)
         table, others = resolve_table_name(own, pc.unique(names).drop_null().to_pylist())
@@ -194,9 +195,9 @@ class Enveloped(Format):
         target: MessageTarget,
         bad: BadMessages,
     ) -> tuple[dict[str, pa.Array], dict[str, Bools]]:
-        """Build the columns of upserts, and mark the unavailable cells by column.
+        """Build the columns of upserts, and mark the unavailable cells of each column.
 
-        Deletes only have values in the key columns and the order columns.
+        Deletes have values only in the key columns and the order columns.
         """
         columns, absent = dict[str, pa.Array](), dict[str, Bools]()
         inside, gone = read.inside, np.flatnonzero(deleted)
@@ -214,7 +215,7 @@ class Enveloped(Format):
             columns |= self._build_delete_columns(read, columns, at, gone, messages, target, bad)
         for name in target.key:
             lacking = np.flatnonzero(np.asarray(columns[name].is_null()) & deleted)
-            bad.mark(at[lacking], f"it deletes, and says {name!r} neither in its key nor in 'before'{self.keyless}")
+            bad.mark(at[lacking], f"it is a delete, but neither its key nor its old row has {name!r}{self.keyless}")
         return columns, absent
 
     def _build_delete_columns(
@@ -227,7 +228,7 @@ class Enveloped(Format):
         target: MessageTarget,
         bad: BadMessages,
     ) -> dict[str, pa.Array]:
-        """Return the key and order columns of deletes, from the message key, else from the old row."""
+        """Return the key and order columns of deletes.  Values come from the message key, or else from the old row."""
         out, some = {}, read.inside.take(gone)
         keyed = read_key_cells(messages, at[gone], target, self.usual)
         for name in dict.fromkeys((*target.key, *target.deciding)):
@@ -242,7 +243,7 @@ class Enveloped(Format):
     ) -> Upserts:
         """Add a delete of the old key for each update that changed the key.
 
-        Some connectors do not send this delete.
+        Some connectors do not send a delete of the old key.
         """
         changed = np.zeros(made.deleted.size, np.bool_)
         for name in target.key:
@@ -282,7 +283,7 @@ def map_operation_codes(types: pa.Array, known: dict[str, int]) -> Ints:
 
 
 def _coalesce(one: pa.Array, other: pa.Array) -> pa.Array:
-    """Fill the nulls of a column from another one.
+    """Fill the nulls of a column from another column.
 
     Arrow's ``coalesce`` does not support extension types.
     """
@@ -292,19 +293,22 @@ def _coalesce(one: pa.Array, other: pa.Array) -> pa.Array:
 
 
 def _mark_missing_values(name: str, messages: Ints, bad: BadMessages) -> None:
-    """Mark messages as bad that lack a value for a new key, because the stored value has the old key."""
-    remedy = "alter table ... replica identity full, so that the source writes it from then on, and begin a new state"
-    bad.mark(messages, f"column {name!r} is unavailable, and the row's key changed, so nothing stored has it: {remedy}")
+    """Mark messages as bad if their row has a new key and lacks a value.
+
+    No stored value exists for a new key.
+    """
+    remedy = "alter table ... replica identity full, so that the source writes it from then on, and create a new state"
+    bad.mark(messages, f"column {name!r} is unavailable, and no stored row has it, because the key changed: {remedy}")
 
 
 def _describe_other_table(table: str, own: str, kind: str) -> str:
-    """Build the reason for a message from another table than the rest of its batch."""
-    remedy = f"name one, dd.formats.{kind}(table={own!r})"
-    return f"its table is {shorten(table, 80)!r}, that of others {shorten(own, 80)!r}: {remedy}"
+    """Build the reason for a message that is bad because its table is not ``own``, the table that is read."""
+    remedy = f"split the messages by table, or select one in a flow: dd.formats.{kind}(table={own!r})"
+    return f"its table is {shorten(table, 80)!r}, but other messages are of {shorten(own, 80)!r}: {remedy}"
 
 
 def _mark_repeated_keys(messages: Messages, rows: Ints) -> Bools:
-    """Mark the messages with the same key as the previous one; messages without keys count as equal."""
+    """Mark each message with the same key as the previous message.  Messages without a key count as equal."""
     if messages.key is None or not rows.size:
         return np.ones(rows.size, np.bool_)
     one, other = (messages.key.take(pa.array(each)) for each in (rows, rows - 1))

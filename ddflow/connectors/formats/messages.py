@@ -1,8 +1,8 @@
 """Hold a batch of messages from a broker, and compute the table and the log position of each message.
 
-`Messages` checks and converts the columns of a batch. The functions for tables compare names that may lack the schema
-or the database. `build_order_columns` converts log positions to integers, so that events of one source have a total
-order.
+`Messages` checks and converts the columns of a batch. The functions for tables compare table names, which may lack the
+schema or the database. `build_order_columns` converts log positions to integers, so that events of one source have a
+total order.
 
 >>> source = {"lsn": pa.array([None, None]), "file": pa.array(["mysql-bin.000007"] * 2), "pos": pa.array(["4", "120"]),
 ...           "row": pa.array(["0", "3"])}
@@ -29,7 +29,7 @@ VALUE: Final = "value"
 COLUMNS: Final = (VALUE, "key", "topic", "partition", "offset", "timestamp")
 """Columns of a batch of messages."""
 IGNORED: Final = ("headers", "timestampType", "timestamp_type")
-"""Columns that are allowed and ignored, because consumers and Spark add them."""
+"""Columns that ddflow accepts and ignores.  Consumers and Spark add these columns."""
 FILE: Final = "file"
 LINE: Final = "line"
 """Columns of messages from files: the file and the line, counted from 1."""
@@ -52,19 +52,21 @@ class Messages:
 
     def __init__(self, given: pa.Table, what: str, first: int) -> None:
         self.table, self.what, self.first, self.rows = given, what, first, given.num_rows
-        if not given.num_columns and not given.num_rows:  # like [] and {}
+        if not given.num_columns and not given.num_rows:  # such as tables from [] and {}
             given = self.table = pa.table({VALUE: pa.nulls(0, pa.string())})
         names = given.column_names
         if VALUE not in names:
             remedy = ErrorText(
-                f"messages have {', '.join(COLUMNS[:-1])} and {COLUMNS[-1]}; without ", Option("format"), " give rows"
+                f"messages have the columns {', '.join(COLUMNS[:-1])} and {COLUMNS[-1]}; without ",
+                Option("format"),
+                " pass rows",
             )
             raise SchemaMismatch(
-                f"messages for {what}", f"there is no column {VALUE!r} among {names}", remedy, column=VALUE
+                f"messages for {what}", f"there is no column {VALUE!r}; the columns are {names}", remedy, column=VALUE
             )
         if more := [name for name in names if name not in (*COLUMNS, *IGNORED, FILE, LINE) or names.count(name) > 1]:
-            remedy = ErrorText(f"give them as {', '.join(COLUMNS)}, and leave others out")
-            raise SchemaMismatch(f"messages for {what}", f"the columns {more} are none of messages", remedy)
+            remedy = ErrorText(f"messages have the columns {', '.join(COLUMNS)}; omit all other columns")
+            raise SchemaMismatch(f"messages for {what}", f"the columns {more} are unknown or occur twice", remedy)
         there: dict[str, pa.Array] = {name: _flatten_column(given, name) for name in COLUMNS if name in names}
         self.raw = there[VALUE]
         self.value, self.broken = self._convert_to_text(VALUE, self.raw)
@@ -74,12 +76,12 @@ class Messages:
         self.topic = None if topic is None or pat.is_null(topic.type) else topic
         self.timestamp = there.get("timestamp")
         self.exact: Any = False
-        """Marks of messages to parse to the last digit, as for `parse_objects`."""
+        """Boolean marks, which are true for messages whose numbers must keep all digits.  See `parse_objects`."""
         self.own: Callable[[Any], str | None] = lambda value: None
-        """Function that describes the position of a message, from `Format.place`."""
+        """Function that returns a description of the position in a message.  See `Format.place`."""
 
     def _convert_to_text(self, name: str, column: pa.Array) -> tuple[pa.Array, Bools]:
-        """Convert a column to text, or keep its structs; mark the values that are not UTF-8."""
+        """Convert a column to text, but keep structs unchanged.  Mark the values that are not UTF-8."""
         none = np.zeros(len(column), np.bool_)
         kind = column.type
         if pat.is_struct(kind) or kind == pa.string():
@@ -90,7 +92,7 @@ class Messages:
             if name == "key" and (pat.is_integer(kind) or kind == pa.uuid()):
                 return column.cast(pa.string()), none
             raise SchemaMismatch(
-                f"messages for {self.what}", f"{name!r} is {kind}", "give bytes, text, or a struct of its fields"
+                f"messages for {self.what}", f"{name!r} is {kind}", "pass bytes, text, or a struct of its fields"
             )
         made, wrong = convert_by_bisection(column, pa.string(), lambda some: some.cast(pa.string()))
         return made, none if wrong is None else wrong
@@ -100,16 +102,16 @@ class Messages:
             return None
         if not pat.is_integer(there[name].type):
             found = f"{name!r} is {there[name].type}"
-            raise SchemaMismatch(f"messages for {self.what}", found, "give integers, or leave the column out")
+            raise SchemaMismatch(f"messages for {self.what}", found, "pass integers, or omit the column")
         return there[name].cast(pa.int64())
 
     def locate_message(self, row: int) -> str | Row:
-        """Return the name of a message in errors: its position, or its row.  O(1)."""
+        """Return the name of a message in errors: its position, or else its row number.  O(1)."""
         position = self.describe_position(row)
         return Row(self.first + row) if position.startswith("row ") else position
 
     def describe_position(self, row: int) -> str:
-        """Describe the position of a message by line, by offset, by the format, or by row.  O(its bytes)."""
+        """Describe the place of a message by its line, offset, log position or row number.  O(its bytes)."""
         line, file = (self.table.column(n)[row].as_py() if n in self.table.column_names else None for n in (LINE, FILE))
         if line is not None:
             return f"line {line:,}" + ("" if file is None else f" of {file}")
@@ -122,7 +124,7 @@ class Messages:
         return f"offset {offset}" + ("" if of is None else f" of {of}")
 
     def get_original_bytes(self, rows: Any) -> pa.Array:
-        """Return the original values of messages as bytes; structs as their Python representation."""
+        """Return the original values of messages as bytes.  The bytes of a struct are its Python representation."""
         some = self.raw.take(pa.array(rows, pa.int64()))
         if pat.is_struct(some.type):
             return pa.array([None if each is None else repr(each).encode() for each in some.to_pylist()], pa.binary())
@@ -144,7 +146,7 @@ def _flatten_column(given: pa.Table, name: str) -> pa.Array:
 PARTS: Final = ("table", "schema", "db")
 """Parts of a table name in a message."""
 Source = Mapping[str, pa.Array]
-"""Columns with the table names of messages, by `PARTS`."""
+"""Table names of messages, with one column for each part in `PARTS`."""
 
 
 def build_table_names(source: Source) -> pa.Array:
@@ -162,7 +164,7 @@ def match_table_names(one: str | None, other: str) -> str | None:
 
 
 def resolve_table_name(own: str | None, names: Iterable[str]) -> tuple[str | None, list[str]]:
-    """Return the longest name that matches ``own``, and the ``names`` of other tables.  O(names).
+    """Return the longest name for the table ``own``, and the names that belong to other tables.  O(names).
 
     >>> resolve_table_name("orders", ["a.orders", "orders", "b.orders"])
     ('a.orders', ['b.orders'])
@@ -200,18 +202,24 @@ def compute_table_mask(name: str, source: Source) -> Bools:
 
 
 def is_table_name(table: str, name: str) -> bool:
-    """Return whether the full name from a message matches a table name, which may be shorter.  O(1)."""
+    """Return whether the full ``name`` from a message matches ``table``, which may lack the schema or the database.
+
+    O(1).
+    """
     return name == table or name.endswith(f".{table}")
 
 
 def count_messages_by_table(source: Source, which: Bools) -> dict[str, int]:
-    """Count the marked messages by their full table name.  O(n)."""
+    """Count the messages that ``which`` marks, by the full name of their table.  O(n)."""
     coded = build_table_names(source).filter(pa.array(which)).drop_null().dictionary_encode()
     return dict(zip(coded.dictionary.to_pylist(), np.bincount(coded.indices).tolist(), strict=True))
 
 
 def find_nearest_table(name: str, tables: Iterable[str]) -> str | None:
-    """Return the table with the most similar name, compared by their common parts; None without one.  O(tables)."""
+    """Return the table with the most similar name, or None.
+
+    The comparison ignores parts that only one of the names has.  O(tables).
+    """
     parts = name.split(".")
     for count in range(len(parts), 0, -1):
         ends = {".".join(each.split(".")[-count:]): each for each in tables if each.count(".") >= count - 1}
@@ -221,7 +229,7 @@ def find_nearest_table(name: str, tables: Iterable[str]) -> str | None:
 
 
 def compute_ambiguous_table_mask(name: str, source: Source) -> Bools:
-    """Mark the messages whose table name has too few parts for a comparison with a table.  O(n)."""
+    """Mark the messages whose table name has too few parts to tell whether the table is ``name``. O(n)."""
     *before, last = name.split(".")
     table, schema, db = _get_table_name_parts(source)
     lacks = pa.array(np.zeros(len(table), np.bool_))
@@ -234,7 +242,10 @@ def compute_ambiguous_table_mask(name: str, source: Source) -> Bools:
 
 
 def compute_topic_mask(name: str, messages: Messages) -> Bools:
-    """Mark the messages whose topic is named after a table; tombstones name their table only there.  O(n)."""
+    """Mark the messages whose topic is named after a table.  O(n).
+
+    The topic is the only place where a tombstone names its table.
+    """
     if messages.topic is None:
         return np.zeros(messages.rows, np.bool_)
     own = pc.or_(pc.equal(messages.topic, name), pc.ends_with(messages.topic, f".{name}"))
@@ -250,7 +261,7 @@ ROW: Final = "_row"
 
 
 def build_order_columns(source: dict[str, pa.Array], messages: Messages, of: Any) -> dict[str, pa.Array]:
-    """Build the order columns of events.  ``of``: the message of each event.  O(n)."""
+    """Build the order columns of events.  ``of``: for each event, the index of its message.  O(n)."""
     n = of.size
     source = {name: pa.nulls(n, pa.string()) for name in ("lsn", "file", "pos", "row")} | source
     place = parse_integers(source["lsn"])
@@ -262,7 +273,7 @@ def build_order_columns(source: dict[str, pa.Array], messages: Messages, of: Any
         place = pc.coalesce(place, both)
     if place.null_count and messages.offset is not None:
         place = pc.coalesce(place, messages.offset.take(pa.array(of)))
-    # Without a position, the row in a message orders nothing.
+    # Events are ordered by the index of their row in the message only if the message has a position.
     row = pc.if_else(pc.is_valid(place), pc.fill_null(parse_integers(source["row"]), 0), 0)
     return {POSITION: place, ROW: row}
 
@@ -279,9 +290,10 @@ def parse_integers(cells: pa.Array) -> pa.Array:
 def fill_missing_positions(
     order: dict[str, pa.Array], lacking: Bools, messages: Messages, at: Any
 ) -> dict[str, pa.Array]:
-    """Fill missing positions from the next event of the same partition with a position, else from the previous one.
+    """Fill a missing position with the next known position in the same partition, or else with the previous one.
 
-    ``lacking``: marks events to fill.  ``at``: the message of each event.  O(n log n) if positions are missing.
+    ``lacking``: marks events to fill.  ``at``: the index of the message of each event.  O(n log n) if positions are
+    missing.
     """
     known = np.asarray(order[POSITION].is_valid())
     rows = np.flatnonzero(lacking & ~known)

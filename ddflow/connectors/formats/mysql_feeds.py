@@ -1,10 +1,12 @@
 """Decode messages of Maxwell and Canal, which write MySQL's binlog as JSON.
 
-An insert or an update upserts the row in ``data``, and a delete deletes its key. Maxwell's bootstrap rows are inserts.
-``old`` holds only changed values and is read to find changed keys. DDL statements are ignored, except that Canal's
-TRUNCATE cuts the batch. A message of Canal holds several rows, with every value as text.
+An insert or an update upserts the row in ``data``. A delete deletes the key of the row in ``data``. Maxwell's bootstrap
+rows are inserts. The field ``old`` holds only changed values. The formats read ``old`` to find changed keys. DDL
+statements are ignored, except Canal's TRUNCATE, which deletes all keys of the table. A message of Canal holds several
+rows, with every value as text.
 
-Order: the position that Maxwell writes with ``output_binlog_position``, else the offset; then the row in the message.
+Events are ordered by the position that Maxwell writes if ``output_binlog_position`` is set. Without a position, events
+are ordered by the offset of their message. Events of one message keep the order of the rows in the message.
 """
 
 import json
@@ -62,7 +64,8 @@ class maxwell(Enveloped):
 
     Notes
     -----
-    Events are ordered by ``position`` if Maxwell writes it (``output_binlog_position``), else by offset.
+    Events are ordered by ``position`` if Maxwell writes this field (``output_binlog_position``). Without ``position``,
+    events are ordered by offset.
 
     Examples
     --------
@@ -71,8 +74,8 @@ class maxwell(Enveloped):
     """
 
     kind: ClassVar[str] = "maxwell"
-    hidden: ClassVar[str] = "it was not written"
-    unknown: ClassVar[str] = "it is no event of Maxwell: it lacks a known 'type', or 'data'"
+    hidden: ClassVar[str] = "the source did not write it"
+    unknown: ClassVar[str] = "it is not a Maxwell event: it lacks a known 'type', or 'data'"
 
     row_path: ClassVar[Path] = ("data",)
 
@@ -81,7 +84,7 @@ class maxwell(Enveloped):
         return _read_table_names(value)
 
     def examples(self, values: pa.Array) -> ExampleRows:
-        """Return the rows after changes, and the deleted rows.  See `Format`."""
+        """Return the new rows of changes, and the deleted rows.  See `Format`."""
         return find_example_rows(values, ["$.data"])
 
     def read(self, messages: Messages, target: MessageTarget, bad: BadMessages) -> EnvelopeEvents:
@@ -134,8 +137,8 @@ class canal(Enveloped):
     """
 
     kind: ClassVar[str] = "canal"
-    hidden: ClassVar[str] = "it was not written"
-    unknown: ClassVar[str] = "it is no event of Canal: it lacks a known 'type', or 'data'"
+    hidden: ClassVar[str] = "the source did not write it"
+    unknown: ClassVar[str] = "it is not a Canal event: it lacks a known 'type', or 'data'"
     row_path: ClassVar[Path] = ("data", 0)
 
     def sources(self, value: pa.Array) -> dict[str, pa.Array]:
@@ -143,7 +146,7 @@ class canal(Enveloped):
         return _read_table_names(value)
 
     def kinds(self, messages: Messages, names: Sequence[str]) -> dict[str, pa.DataType]:
-        """Return the types of columns from their MySQL types in the messages.  See `Format`."""
+        """Return Arrow types for columns, from the MySQL types in the messages.  See `Format`."""
         out, first = dict[str, pa.DataType](), self.columns(messages)
         for name in names:
             types = json.loads(messages.value[first[name]].as_py()).get("mysqlType")
@@ -164,7 +167,7 @@ class canal(Enveloped):
         counts = np.asarray(pc.fill_null(pc.list_value_length(data), 0)).astype(np.int64)
         codes[(codes < NOTHING) & (counts == 0)] = UNKNOWN
         counts[codes >= NOTHING] = 0
-        # A message without rows is an event too.
+        # A message without rows also becomes an event.
         sizes = np.maximum(counts, 1)
         of = np.repeat(np.arange(messages.rows), sizes)
         place = np.arange(of.size) - np.repeat(np.cumsum(sizes) - sizes, sizes)
@@ -185,7 +188,7 @@ def _read_table_names(value: pa.Array) -> dict[str, pa.Array]:
 
 
 def _take_list_elements(lists: pa.Array, of: Ints, place: Ints, listed: Bools) -> pa.Array:
-    """Return one list element for each event; null if the list is shorter."""
+    """Return one list element for each event; null if the list has no element for the event."""
     if not pa.types.is_list(lists.type):
         return pa.nulls(of.size, pa.struct([]))
     begins = np.asarray(lists.offsets).astype(np.int64)

@@ -1,11 +1,12 @@
-"""Parse JSON text to columns with DuckDB's parser; no other module calls DuckDB.
+"""Parse JSON text to columns with DuckDB's parser.  No other module for formats calls DuckDB.
 
 Scalars become their JSON text, without the quotes and escapes of strings, so integers keep all digits. A value is null
-only if it is null or missing in the JSON, or if its parent has another shape. Invalid JSON is marked and does not
-affect other rows. Parsing uses one core.
+only if the JSON has null or no value, or if the enclosing object or list does not have the requested shape. A row with
+invalid JSON is marked, and does not affect other rows. Parsing uses one core.
 
-DuckDB reads a fraction as a double, which may lose digits. If a column must keep them (`WORDS`, `QUOTED`),
-`parse_objects` parses such messages again with the fractions as marked strings, and removes the marks afterwards.
+DuckDB reads a fraction as a double, which may lose digits. If a column must keep all digits (`WORDS`, `QUOTED`),
+`parse_objects` parses a message again if fractions in the message may have lost digits. Before it parses the message
+again, the function converts the fractions to marked strings; afterwards it removes the marks.
 """
 
 import json
@@ -26,7 +27,7 @@ from ddflow.errors import import_extra
 TEXT: Final = "VARCHAR"
 """Shape of a scalar as text for a later cast; a fraction becomes the text of the nearest double."""
 WORDS: Final = "STRING"
-"""Shape of a scalar as text with all digits.  DuckDB treats it like `TEXT`."""
+"""Shape of a scalar as text with all digits.  DuckDB treats this shape like `TEXT`."""
 QUOTED: Final = "JSON"
 """Shape of a scalar as JSON: strings keep their quotes, and numbers keep all digits."""
 LOOSE: Final = "json"
@@ -34,28 +35,31 @@ LOOSE: Final = "json"
 Bools = np.ndarray[Any, np.dtype[np.bool_]]
 _LOCAL = threading.local()
 _MARK: Final = f"n{secrets.token_hex(10)}"
-"""Prefix of strings that were numbers.  It is random, so no message contains it."""
+"""Prefix of strings that were numbers.  The prefix is random, so no message contains it."""
 _NEXT: Final = r'((?:[^"0-9]|"(?:[^"\\]|\\.)*"|[0-9]+)*?)(-?[0-9]+[.eE][0-9.eE+-]*|-0|$)'
-"""Pattern with two groups: the text before the next fraction, and the fraction or the end."""
+"""Pattern with two groups.
+
+Group 1 is the text before the next fraction; group 2 is this fraction, or "" at the end of the text.
+"""
 _MARKED: Final = f'"?{_MARK}([0-9.eE+-]+)"?'
 _CHANGED: Final = {
     QUOTED: r"-?[0-9.]*([0-9.]{17}|[0-9]{16}[eE]|[eE][+-]?[0-9]{3})",
     WORDS: r"(-?[0-9]+[.eE]|-0)",
 }
-"""Pattern by shape for the start of a number that a double may change.
+"""For each shape, a pattern for the start of a number that may change if the number becomes a double.
 
-For `QUOTED` the value may change, if the number has more than 15 digits or is near the limits of a double. For `WORDS`
-the text may change.
+The pattern for `QUOTED` finds numbers whose value may change: numbers with more than 15 digits, or near the limits of a
+double. The pattern for `WORDS` finds numbers whose text may change.
 """
 _WORD: Final = r"^-?[0-9]+[.eE]|^0$|^[\[{].*[0-9]"
-"""Pattern for texts from DuckDB that may be such numbers, or contain them."""
+"""Pattern for texts from DuckDB that are fractions, 0 (which may have been -0), or lists and objects with digits."""
 
 
 def parse_objects(text: pa.Array, shape: Any, exact: Any = False) -> tuple[pa.Array, Bools]:
-    """Parse JSON texts to a ``shape``, and mark the invalid ones.  O(bytes).
+    """Parse JSON texts to a ``shape``, and mark the invalid texts.  O(bytes).
 
     ``shape``: `TEXT`, `WORDS`, `QUOTED`, a dict of shapes by name, or a list with one shape.  ``exact``: marks texts
-    to parse to the last digit, whatever the shape.
+    whose numbers keep all digits, whatever the shape.
 
     >>> texts = pa.array(['{"id": 12345678901234567890, "of": {"v": "x"}}', "{", None])
     >>> read, wrong = parse_objects(texts, {"of": {"v": TEXT}})
@@ -74,16 +78,16 @@ def parse_objects(text: pa.Array, shape: Any, exact: Any = False) -> tuple[pa.Ar
 
 
 def replace_cells(cells: pa.Array, rows: Any, found: pa.Array) -> pa.Array:
-    """Replace the cells at some rows, for any type.  O(cells)."""
+    """Replace the cells at some rows of a column of any type.  O(cells)."""
     which = np.arange(len(cells))
     which[rows] = len(cells) + np.arange(len(found))
     return pa.concat_arrays([cells, found]).take(pa.array(which))
 
 
 def evaluate_sql_keeping_digits(text: pa.Array, sql: str) -> pa.Array:
-    """Evaluate a SQL expression over ``v`` on valid JSON texts, and keep all digits of numbers.
+    """Evaluate a SQL expression on valid JSON texts, and keep all digits of numbers.
 
-    O(bytes), but slower than `evaluate_sql_on_json`.
+    In the expression, ``v`` is a text. O(bytes), but slower than `evaluate_sql_on_json`.
     """
     return _unquote_fractions(evaluate_sql(_quote_fractions(text), sql))
 
@@ -91,11 +95,11 @@ def evaluate_sql_keeping_digits(text: pa.Array, sql: str) -> pa.Array:
 def _quote_fractions(text: pa.Array) -> pa.Array:
     """Convert fractions and -0 in JSON texts to strings with the prefix `_MARK`.  O(bytes)."""
     marked = pc.replace_substring_regex(text.cast(pa.large_string()), _NEXT, rf'\1"{_MARK}\2"')
-    return pc.replace_substring(marked, f'"{_MARK}"', "")  # the empty match at the end of each text
+    return pc.replace_substring(marked, f'"{_MARK}"', "")  # undo the empty match at the end of each text
 
 
 def _unquote_fractions(cells: pa.Array) -> pa.Array:
-    """Remove the prefixes of `_quote_fractions` from cells of any shape."""
+    """Remove the prefixes that `_quote_fractions` added from cells of any shape."""
     kind = cells.type
     if pat.is_struct(kind):
         return pa.StructArray.from_arrays(
@@ -123,15 +127,18 @@ def _mark_rounded_texts(text: pa.Array, made: pa.Array, shape: Any) -> Bools:
 def mark_lossy_numbers(
     text: pa.Array, kind: str, names: Collection[str] = (), between: str = r"\s*:\s*", odd: str = ""
 ) -> Bools:
-    """Mark the JSON texts with a number that may lose digits in columns of a ``kind``, `QUOTED` or `WORDS`.
+    """Mark the JSON texts with a number that may lose digits in columns of the shape ``kind`` (`QUOTED` or `WORDS`).
 
-    O(bytes).  ``names``: the members with such columns, if known.  ``between``: a pattern for the text between a name
-    and its number.  ``odd``: a pattern for messages with other text there.
+    ``names``: the members with columns of this shape, if known.
+    ``between``: a pattern for the text between a name and its number.
+    ``odd``: a pattern for messages in which another text is between a name and its number.
+
+    O(bytes).
     """
     out = np.asarray(pc.match_substring_regex(text, rf"(^|[\[,:])\s*{_CHANGED[kind]}"))
     if names and all(each.isascii() and each.isidentifier() for each in names):
         rows = np.flatnonzero(out)
-        # A name may contain escapes.
+        # A JSON text may contain the name with escapes.
         named = rf'"({"|".join(names)})"{between}([\[{{]|{_CHANGED[kind]})|\\u{odd and f"|{odd}"}'
         out = np.zeros(len(text), np.bool_)
         out[rows] = np.asarray(pc.match_substring_regex(text.take(pa.array(rows)), named))
@@ -139,7 +146,10 @@ def mark_lossy_numbers(
 
 
 def _find_members_of_shape(shape: Any, kind: str, name: str = "") -> set[str]:
-    """Return the names of members with the shape ``kind``, at any depth.  ``name``: the member with ``shape``."""
+    """Return the names of members with the shape ``kind``, at any depth.
+
+    ``name``: the name of the member with this shape.
+    """
     if isinstance(shape, list):
         return _find_members_of_shape(shape[0], kind, name)
     if isinstance(shape, dict):
@@ -148,7 +158,7 @@ def _find_members_of_shape(shape: Any, kind: str, name: str = "") -> set[str]:
 
 
 def mark_maybe_lossy_cells(cells: pa.Array, shape: Any, kind: str) -> Bools:
-    """Mark the cells that may be, or contain, fractions in columns of a ``kind``.  O(cells)."""
+    """Mark the cells that may be or contain fractions, in columns of the shape ``kind``.  O(cells)."""
     out: Bools = np.zeros(len(cells), np.bool_)
     if isinstance(shape, dict):
         for name, inner in shape.items() if pat.is_struct(cells.type) else ():
@@ -170,11 +180,14 @@ def mark_maybe_lossy_cells(cells: pa.Array, shape: Any, kind: str) -> Bools:
 
 
 _BEGINS: Final = np.isin(np.arange(256), np.frombuffer(b"-0123456789[{", np.uint8))
-"""Mark by byte: whether a number, a list or an object may begin with it."""
+"""For each byte value, whether a number, a list or an object can begin with this byte."""
 
 
 def evaluate_sql_on_json(text: pa.Array, sql: str) -> tuple[pa.Array, Bools]:
-    """Evaluate a SQL expression over ``v`` on JSON texts, and mark the invalid texts.  O(bytes)."""
+    """Evaluate a SQL expression on JSON texts, and mark the invalid texts.
+
+    In the expression, ``v`` is a text.  O(bytes).
+    """
     duckdb = import_duckdb()
     try:
         return evaluate_sql(text, sql), np.zeros(len(text), np.bool_)
@@ -184,7 +197,10 @@ def evaluate_sql_on_json(text: pa.Array, sql: str) -> tuple[pa.Array, Bools]:
 
 
 def evaluate_sql(column: pa.Array, sql: str) -> pa.Array:
-    """Evaluate a SQL expression over ``v`` on a column.  O(bytes).  Raises DuckDB's errors."""
+    """Evaluate a SQL expression on a column.
+
+    In the expression, ``v`` is a value of the column.  O(bytes).  Raises DuckDB's errors.
+    """
     made = _get_thread_database().from_arrow(pa.table({"v": column})).project(f"{sql} as v").to_arrow_table()
     return to_array(made.column(0))
 

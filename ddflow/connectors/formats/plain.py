@@ -1,9 +1,9 @@
-"""Decode messages that are rows, read the keys of messages, and write updates as messages.
+"""Decode messages whose value is a row, read the keys of messages, and write updates as messages.
 
 `plain_json`, `custom`, `kcat` and `delta_cdf` are formats. `write` converts updates to the messages of a mode.
 
-Guarantees: `kcat` decodes a wrapped message like the bare message. ``dd.formats.debezium(decimals="string")`` reads the
-messages of ``write(..., "debezium")``.
+Guarantees: `kcat` returns the same events for a wrapped message as the inner format returns for the bare message.
+``dd.formats.debezium(decimals="string")`` reads the messages of ``write(..., "debezium")``.
 
 >>> updates = pa.table({"id": [1, 1], "n": [5, 6], "_time": [3, 3], "_diff": [-1, 1]})
 >>> write(updates, "upsert", key="id").to_pylist()
@@ -81,7 +81,7 @@ def _read_scalar_keys(made: pa.Array, keys: pa.Array, left: Any, kind: pa.DataTy
 
 @dataclass(frozen=True, repr=False, kw_only=True)
 class plain_json(Format):
-    """Format of messages that are rows as JSON objects; a message without a value deletes its key.
+    """Format of messages whose value is a row, as a JSON object.  A message without a value deletes its key.
 
     Parameters
     ----------
@@ -121,7 +121,7 @@ class plain_json(Format):
     row_path: ClassVar[Path] = ()
 
     def examples(self, values: pa.Array) -> ExampleRows:
-        """Return the messages themselves.  See `Format`."""
+        """Return the messages themselves as example rows.  See `Format`."""
         return row_columns.find_example_rows(values, ["$"])
 
     def upserts(self, messages: Messages, target: MessageTarget, bad: BadMessages) -> Upserts:
@@ -130,7 +130,7 @@ class plain_json(Format):
         inside = parse_messages(
             messages.value, {field.name: build_json_shape(field.type) for field in target.columns}, messages.exact
         )
-        bad.mark(np.flatnonzero(inside.wrong & ~bad.mask), "it is no JSON")
+        bad.mark(np.flatnonzero(inside.wrong & ~bad.mask), "it is not valid JSON")
         deleted = np.asarray(inside.body.is_null())
         at = np.arange(messages.rows)
         columns = {field.name: read_column_at_path(inside, (), field, how, at, bad) for field in target.columns}
@@ -142,7 +142,7 @@ class plain_json(Format):
         mark_non_objects(inside.body, messages, deleted, bad)
         for name in target.key:
             none = np.flatnonzero(np.asarray(columns[name].is_null()) & deleted)
-            bad.mark(none, f"it has no value, and its key does not say {name!r}")
+            bad.mark(none, f"it has no value, and its key lacks {name!r}")
         return Upserts(columns, deleted, {POSITION: get_offsets(messages)} if target.ordered else {})
 
 
@@ -156,7 +156,10 @@ def _fill_missing_keys(
 
 
 def mark_non_objects(body: pa.Array, messages: Messages, deleted: Any, bad: BadMessages) -> None:
-    """Mark messages as bad whose JSON is not an object; otherwise they would become rows of nulls."""
+    """Mark messages as bad if their JSON is not an object.
+
+    Without the mark, a message that is not an object would become a row of nulls.
+    """
     if not is_text(messages.value.type) or not len(body):
         return
     empty = ~deleted
@@ -165,7 +168,7 @@ def mark_non_objects(body: pa.Array, messages: Messages, deleted: Any, bad: BadM
     rows = np.flatnonzero(empty)
     if rows.size:
         objects_here = pc.starts_with(pc.utf8_trim_whitespace(messages.value.take(pa.array(rows))), "{")
-        bad.mark(rows[~np.asarray(objects_here)], "it is no object of JSON")
+        bad.mark(rows[~np.asarray(objects_here)], "it is not a JSON object")
 
 
 def read_column_at_path(
@@ -177,9 +180,9 @@ def read_column_at_path(
     bad: BadMessages,
     ignored: Bools | None = None,
 ) -> pa.Array:
-    """Return a column below a path in its declared type, and mark the messages of cells that do not fit.
+    """Return a column below a path in its declared type.  Mark a message as bad if its cell does not fit the type.
 
-    ``at``: the message of each cell.  ``ignored``: marks cells that may be invalid.
+    ``at``: the index of the message of each cell.  ``ignored``: marks cells that may be invalid without an error.
     """
     made, wrong = cast_column(inside, path, field.name, field.type, usual)
     if wrong is not None:
@@ -198,7 +201,11 @@ def read_column_at_path(
 def mark_bad_cell_messages(
     cells: pa.Array, rows: Ints, field: pa.Field, at: Ints, bad: BadMessages, how: Callable[[int], CellEncoding]
 ) -> None:
-    """Mark the messages of cells that do not fit.  ``at``: the message of each cell.  ``how``: its encoding."""
+    """Mark messages as bad if their cells do not fit the type.
+
+    ``at``: the index of the message of each cell.  ``how``: a function that returns the encoding of a cell for its
+    index.
+    """
 
     def reason(n: int) -> str:
         cell, why = describe_unconvertible_cell(cells[int(rows[n])].as_py(), field.type, how(int(rows[n])))
@@ -209,27 +216,30 @@ def mark_bad_cell_messages(
 
 
 def _cast_function_column(column: pa.ChunkedArray, field: pa.Field, asked: str) -> pa.Array:
-    """Cast a column from a function to its type; text is parsed like cells of messages.  Raises `BadMessage`."""
+    """Cast a column that a user's function returned to the declared type.
+
+    Text is parsed like a cell of a message.  Raises `BadMessage`.
+    """
     cells, kind = decode_array(to_array(column)), field.type
     try:
         check_values(pa.table({field.name: cells}), asked)
         if not is_text(cells.type) or is_text(kind):
             return cast_losslessly(column, field, asked)
     except SchemaMismatch as error:
-        found = f"its function gave {field.name!r} as {column.type}: {error.found}"
-        raise BadMessage(asked, found, f"give {kind}; nothing was taken in") from None
+        found = f"its function returned {field.name!r} as {column.type}: {error.found}"
+        raise BadMessage(asked, found, f"return {kind}; nothing was ingested") from None
     made, wrong = cast_cells(cells, kind, CellEncoding(decimals="string"))
     if wrong is not None:
         text, why = describe_unconvertible_cell(
             cells[int(np.argmax(wrong))].as_py(), kind, CellEncoding(decimals="string")
         )
-        found = f"its function gave {field.name!r} as {column.type}: {shorten(text, 80)}, {why}"
-        raise BadMessage(asked, found, f"give {kind}; nothing was taken in")
+        found = f"its function returned {field.name!r} as {column.type}: {shorten(text, 80)}, {why}"
+        raise BadMessage(asked, found, f"return {kind}; nothing was ingested")
     return made
 
 
 def get_offsets(messages: Messages) -> pa.Array:
-    """Return the offsets of messages; nulls if the messages have none."""
+    """Return the offsets of messages; nulls if the messages have no offsets."""
     return pa.nulls(messages.rows, pa.int64()) if messages.offset is None else messages.offset
 
 
@@ -242,7 +252,7 @@ class custom(Format):
     function : callable
         Takes a table of messages and returns rows, as any object that supports Arrow: the declared columns, and
         optionally ``_deleted`` (true for a row that deletes its key) and ``_position`` (an integer that orders events;
-        by default the offset).  It must return the same rows each time.
+        by default the offset).  It must return the same rows for the same messages.
 
     Raises
     ------
@@ -264,8 +274,8 @@ class custom(Format):
 
     def __post_init__(self) -> None:
         if not callable(self.function):
-            found = f"it is given {self.function!r:.99}"
-            raise SpecError("dd.formats.custom", found, "give a function of a table of messages")
+            found = f"function={self.function!r:.99}"
+            raise SpecError("dd.formats.custom", found, "pass a function that takes a table of messages")
 
     def needs(self) -> None:
         """Do nothing, because the format needs only its function."""
@@ -277,7 +287,7 @@ class custom(Format):
             made = to_table(self.function(messages.table), asked, target.columns)
         except Exception as error:
             found = f"its function raised {type(error).__name__}: {shorten(str(error))}"
-            raise BadMessage(asked, found, "mend the function or the messages; nothing was taken in") from error
+            raise BadMessage(asked, found, "fix the function or the messages; nothing was ingested") from error
         known = {**{field.name: field.type for field in target.columns}, POSITION: pa.int64(), DELETED: pa.bool_()}
         columns = {
             name: _cast_function_column(made.column(name), pa.field(name, kind), asked)
@@ -286,7 +296,9 @@ class custom(Format):
             for name, kind in known.items()
         }
         if more := [name for name in made.column_names if name not in known]:
-            raise BadMessage(asked, f"its function gave the columns {more}", f"give some of {list(known)}")
+            raise BadMessage(
+                asked, f"its function returned the columns {more}", f"return only columns of {list(known)}"
+            )
         if POSITION not in made.column_names and made.num_rows == messages.rows:
             columns[POSITION] = get_offsets(messages)
         deleted = np.asarray(pc.fill_null(columns.pop(DELETED), False))
@@ -296,7 +308,7 @@ class custom(Format):
 
 _LINE: Final = dict.fromkeys(("topic", "partition", "offset", "key", "payload"), TEXT)
 _USUAL: Final = r'"key"\s*:\s*("|null).*"payload"\s*:\s*("|null)'
-"""Usual start of a line, which the regular expression finds early."""
+"""Pattern for the usual lines, in which the key and the payload are strings or null."""
 _NESTED: Final = r'"(payload|key)"\s*:\s*[-0-9\[{]'
 _FEED: Final = ("_change_type", "_commit_version", "_commit_timestamp")
 _CHANGES: Final = ("insert", "update_postimage", "update_preimage", "delete")
@@ -304,7 +316,7 @@ _CHANGES: Final = ("insert", "update_postimage", "update_preimage", "delete")
 
 @dataclass(frozen=True, repr=False, kw_only=True)
 class kcat(Format):
-    """Format of dumps by ``kcat -J``; each line wraps a message of another format.
+    """Format of the output of ``kcat -J``.  Each line wraps a message of another format.
 
     Parameters
     ----------
@@ -335,23 +347,23 @@ class kcat(Format):
 
     def __post_init__(self) -> None:
         if not isinstance(self.of, Format) or isinstance(self.of, kcat):
-            raise SpecError("dd.formats.kcat", f"of= is {self.of!r:.99}", "give the format of the messages within")
+            raise SpecError("dd.formats.kcat", f"of= is {self.of!r:.99}", "pass the format of the wrapped messages")
         object.__setattr__(self, "on_bad", self.of.on_bad)
         object.__setattr__(self, "order", self.of.order)
 
     @property
     def leaves_out(self) -> bool:
-        """Whether the inner format may leave out single cells."""
+        """Whether the inner format can omit cells."""
         return self.of.leaves_out
 
     @property
     def of_tables(self) -> bool:
-        """Whether messages of the inner format may name their table."""
+        """Whether messages of the inner format can name their table."""
         return self.of.of_tables
 
     @property
     def asked(self) -> str | None:
-        """Table in the options of the inner format."""
+        """Table that the options of the inner format name."""
         return self.of.asked
 
     def upserts(self, messages: Messages, target: MessageTarget, bad: BadMessages) -> Upserts:
@@ -359,9 +371,9 @@ class kcat(Format):
         value = messages.value
         read, wrong = parse_objects(value, _LINE, _mark_nested_json_lines(value))
         lines = {name: pc.struct_field(read, name) for name in _LINE}
-        bad.mark(np.flatnonzero(wrong & ~bad.mask), "it is no JSON")
+        bad.mark(np.flatnonzero(wrong & ~bad.mask), "it is not valid JSON")
         lost = np.asarray(lines["offset"].is_null()) & ~bad.mask
-        bad.mark(np.flatnonzero(lost), "it is no line of kcat -J: it has no 'offset'")
+        bad.mark(np.flatnonzero(lost), "it is not a line of kcat -J: it has no 'offset'")
         inner = {"value": lines["payload"], "key": lines["key"], "topic": lines["topic"]}
         inner |= {name: parse_integers(lines[name]) for name in ("partition", "offset")}
         good = np.flatnonzero(~bad.mask)
@@ -377,11 +389,11 @@ class kcat(Format):
         return made._replace(at=at, truncates=cuts)
 
     def columns(self, messages: Messages, known: Collection[str] = ()) -> dict[str, int]:
-        """Return the columns of the wrapped messages.  See `Format`."""
+        """Return the columns of the rows in the wrapped messages.  See `Format`."""
         return self.of.columns(self._extract_payloads(messages), known)
 
     def kinds(self, messages: Messages, names: Sequence[str]) -> dict[str, pa.DataType]:
-        """Return the types of columns of the wrapped messages.  See `Format`."""
+        """Return the types of columns in the wrapped messages.  See `Format`."""
         return self.of.kinds(self._extract_payloads(messages), names)
 
     def _extract_payloads(self, messages: Messages) -> Messages:
@@ -402,7 +414,7 @@ class kcat(Format):
 
 
 def _mark_nested_json_lines(lines: pa.Array) -> Bools:
-    """Mark the lines with a key or payload that is not a string; quotes in strings have backslashes.  O(bytes)."""
+    """Mark the lines with a key or payload that is neither a string nor null.  O(bytes)."""
     found: Bools = ~np.asarray(pc.fill_null(pc.match_substring_regex(lines, _USUAL), True))
     rows = np.flatnonzero(found)
     found[rows] = np.asarray(pc.match_substring_regex(lines.take(pa.array(rows)), _NESTED))
@@ -411,7 +423,7 @@ def _mark_nested_json_lines(lines: pa.Array) -> Bools:
 
 @dataclass(frozen=True, repr=False, kw_only=True)
 class delta_cdf(Format):
-    """Format of change feeds of Delta Lake tables, from ``load_cdf`` or ``readChangeFeed``, as upserts.
+    """Format of rows from the change data feed of a Delta Lake table (``load_cdf`` or ``readChangeFeed``).
 
     Parameters
     ----------
@@ -425,7 +437,7 @@ class delta_cdf(Format):
 
     Notes
     -----
-    Events are ordered by ``_commit_version``.  `ddflow.delta_cdf` reads the same rows as differences, without a key.
+    Events are ordered by ``_commit_version``.  `ddflow.delta_cdf` reads the same rows without a key, as differences.
 
     Examples
     --------
@@ -454,7 +466,7 @@ class delta_cdf(Format):
             raise SchemaMismatch(f"rows for {messages.what}", f"the columns {lost} are missing", remedy)
         change = pc.struct_field(rows, "_change_type").cast(pa.string())
         known = np.asarray(pc.is_in(change, pa.array(_CHANGES)))
-        bad.mark(np.flatnonzero(~known), "its '_change_type' is none of the change feed's")
+        bad.mark(np.flatnonzero(~known), f"its '_change_type' is not one of {list(_CHANGES)}")
         deleted = ~np.asarray(pc.is_in(change, pa.array(_CHANGES[:2])))
         columns, at = {}, np.arange(messages.rows)
         for each in target.columns:
@@ -491,7 +503,7 @@ def write(
         deleted and inserted again is not written.
     mode : {"debezium", "upsert", "changelog", "retract"}
         "debezium": ``key`` and ``value``, as JSON without a schema.  "upsert": the row and ``_deleted``, which is true
-        for a deleted key; its other columns are null.  "changelog" and "retract": as in `ddflow.sinks`.
+        for a deleted key; such a row has null outside its key.  "changelog" and "retract": as in `ddflow.sinks`.
     key : str or sequence of str, optional
         The columns that identify a row at the end of the epoch.  "upsert" requires a key.  With a key, "debezium" and
         "changelog" write updates instead of deletes and inserts.
@@ -519,8 +531,8 @@ def write(
     Notes
     -----
     Debezium: ``op`` is c, u or d, and an update has ``before`` and ``after``.  Decimals, dates and times are text, and
-    bytes are base64.  ``source`` has ``connector`` "ddflow", the output and the epoch.  Messages include no tombstones
-    and no ``ts_ms``, so the same updates give the same bytes.  ``dd.formats.debezium(decimals="string")`` reads them.
+    bytes are base64.  ``source`` has ``connector`` "ddflow", the output and the epoch. Messages include no tombstones
+    and no ``ts_ms``, so equal updates give equal bytes.  To read messages, use ``debezium(decimals="string")``.
 
     Examples
     --------
@@ -528,7 +540,7 @@ def write(
     >>> write(updates, "debezium", key="id", output="ids")["value"][0].as_py()
     '{"before":null,"after":{"id":7},"source":{"connector":"ddflow",...,"table":"ids","epoch":3},"op":"c"}'
     """
-    from ddflow.connectors.modes import merge_upserts_and_deletes, to_table_changes  # it imports the formats
+    from ddflow.connectors.modes import merge_upserts_and_deletes, to_table_changes  # `modes` imports the formats
 
     asked = f"dd.formats.write(mode={mode!r})"
     if mode not in MODES:
@@ -536,7 +548,7 @@ def write(
     by = None if key is None else (key,) if isinstance(key, str) else tuple(key)
     table = _build_updates_table(updates, by or (), asked)
     if mode == "upsert" and by is None:
-        raise SpecError(asked, "it has no key", ErrorText("give ", Option("key"), ", the columns that identify a row"))
+        raise SpecError(asked, "it has no key", ErrorText("pass ", Option("key"), ", the columns that identify a row"))
     if epoch is None:
         epoch = int(np.max(np.asarray(table.column(TIME)).astype(np.int64), initial=0))
     secret = Secret.fresh()
@@ -551,7 +563,7 @@ def _build_updates_table(updates: Any, by: Sequence[str], asked: str) -> pa.Tabl
     for name in (TIME, DIFF, *by):
         if name not in table.schema.names:
             remedy = ErrorText(
-                "give what a step gave, and columns of it as ",
+                "pass the updates that a step returned, and some of their columns as ",
                 Option("key"),
                 f"; {did_you_mean(name, table.schema.names)}",
             )

@@ -1,12 +1,13 @@
 """Route the messages of a source with several tables to the inputs of these tables.
 
-A message goes to one input or to none, and keeps its order. The message names its table: in Debezium's ``source``, or
-in the fields of Maxwell, Canal and wal2json. An unreadable message goes to the first input, and its format handles it.
+Each message goes to one input or is dropped, and the messages of an input keep their order. A message names its table
+in Debezium's ``source``, or in the fields of Maxwell, Canal and wal2json. An unreadable message goes to the first
+input, whose format reports it.
 
-A tombstone has its table in its key if Debezium is configured to write it there. Other tombstones are dropped, because
-the delete before them has the same effect.
+The key of a tombstone names the table if Debezium is configured to write the name there. A tombstone that names no
+table is dropped, because the delete before the tombstone already deleted the key.
 
-Limits: each message is parsed twice, here and by its format.
+Limits: each message is parsed twice, once in this module and once by the format of its input.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,13 +28,13 @@ _INSIDE: Final = "source"
 _OWN: Final = {TABLE: TABLE, SCHEMA: SCHEMA, DB: "database"}
 _IN_KEY: Final = "__dbz__physicalTableIdentifier"
 _ABOUT_NONE: Final = pa.array(["m", "M", "B", "C"])
-"""Operations without a table: log messages, and the begin and commit of transactions."""
+"""Operations that name no table: log messages, and the begin and the commit of a transaction."""
 
 
 def group_batches_by_input(
     batches: Sequence[pa.RecordBatch], only: str, tables: Mapping[str, str] | None, others: str, asked: str
 ) -> dict[str, list[pa.RecordBatch]]:
-    """Group batches by input; without ``tables``, all batches go to the input ``only``."""
+    """Group messages by input.  Without ``tables``, the parameter ``only`` is the input that gets all messages."""
     if tables is None:
         return {only: list(batches)} if batches else {}
     rows: dict[str, list[pa.RecordBatch]] = {}
@@ -44,17 +45,19 @@ def group_batches_by_input(
 
 
 def check_table_routing(tables: Mapping[str, str] | None, others: str, asked: str) -> None:
-    """Raise `SpecError` for invalid options."""
+    """Raise `SpecError` for invalid values of ``tables=`` and ``others=``."""
     if others not in get_args(Others):
         raise SpecError(asked, f"others={others!r}", f"use one of {list(get_args(Others))}")
     if tables is not None and not tables:
-        raise SpecError(asked, "tables= names none", "write tables={'public.orders': 'orders'}")
+        raise SpecError(asked, "tables= is empty", "pass tables={'public.orders': 'orders'}")
 
 
 def split_messages_by_input(
     batch: pa.RecordBatch, tables: Mapping[str, str], others: str, asked: str
 ) -> dict[str, pa.RecordBatch]:
-    """Split messages by the input of their table.  O(bytes).  Raises `BadMessage` for a table that feeds no input.
+    """Split a batch of messages into a batch for each input, by the tables of the messages.  O(bytes).
+
+    Raises `BadMessage` for a table that feeds no input.
 
     >>> batch = pa.record_batch({"value": ['{"op": "c", "source": {"schema": "public", "table": "a"}}']})
     >>> split_messages_by_input(batch, {"public.a": "orders", "b": "people"}, "error", "read t")["orders"].num_rows
@@ -73,7 +76,7 @@ def split_messages_by_input(
     if lost.size and others == "error":
         row = int(lost[0])
         shown = shorten(str(build_table_names({name: cells.slice(row, 1) for name, cells in found.items()})[0]), 80)
-        remedy = "name it in tables=, or leave out what is not named: others='ignore'; nothing was taken in"
+        remedy = "name it in tables=, or skip tables without an input: others='ignore'; nothing was ingested"
         raise BadMessage(
             asked, f"{messages.locate_message(row)}: it is of the table {shown!r}, which feeds no input", remedy
         )

@@ -1,9 +1,9 @@
-"""Find undeclared columns of rows in messages, with their types.
+"""Find undeclared columns of the rows in messages, and the types of these columns.
 
 Types come from example values, from Connect's schema or from the type names of databases.
 
-Guarantees: the type of an undeclared column fits every example. An unknown type name becomes text, which holds every
-value.
+Guarantees: the type of an undeclared column fits every example. The type for an unknown type name is text, which fits
+every value.
 
 >>> [str(parse_sql_type(of)) for of in ("integer", "numeric(10,2)", "timestamp(3) with time zone", "bigint unsigned")]
 ['int32', 'decimal128(10, 2)', 'timestamp[us, tz=UTC]', 'uint64']
@@ -28,18 +28,18 @@ from ddflow.connectors.formats.parse import Bools, evaluate_sql_keeping_digits, 
 from ddflow.errors import SchemaMismatch, UnreadableInput
 
 Path = Sequence[str | int]
-"""Path of a row in a message: names of members, and indexes of lists."""
+"""Path of a row in a message: names of object members, and indexes of list elements."""
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 Own = Callable[[Ints], Bools]
-"""Function that marks the messages of the named table, from their indexes."""
+"""Function that gets indexes of messages, and marks the messages of the table that the options name."""
 
 
 def find_row_columns(
     value: pa.Array, path: Path, known: Collection[str] = (), own: Own | None = None
 ) -> dict[str, int]:
-    """Return the columns of the rows at a path in messages, except the known ones.  O(bytes).
+    """Return the columns of the rows at a path in messages, except the columns in ``known``.  O(bytes).
 
-    Maps each column to the index of the first message that has it.
+    The result maps each column to the index of the first message that has it.
 
     >>> text = pa.array(['{"after": {"id": 1}}', '{"after": null}', '{"after": {"id": 2, "n": 1.5}}', "{"])
     >>> find_row_columns(text, ("after",))
@@ -82,7 +82,7 @@ def find_fields_at_path(kind: pa.DataType, path: Path) -> list[pa.Field]:
 
 
 class ColumnNameLists:
-    """Names of columns in messages, from JSON lists of names, which may be nested once.
+    """Names of columns in messages, read from JSON lists of names.  The lists may contain inner lists of names.
 
     ``unknown``: the names of each distinct list that are not ``known``.  ``rows``: the messages with unknown names.
     O(messages + bytes of distinct lists).
@@ -98,7 +98,10 @@ class ColumnNameLists:
         self.rows: Ints = np.flatnonzero(np.array([*map(bool, self.unknown), False])[self.codes])
 
     def find_first_rows(self, rows: Ints) -> dict[str, int]:
-        """Return the unknown names in messages, each with the first message that has it."""
+        """Return the unknown names in messages.
+
+        A name is mapped to the index of the first message that contains the name.
+        """
         codes, at = np.unique(self.codes[rows], return_index=True)
         found = dict[str, int]()
         for row, code in sorted(zip(rows[at].tolist(), codes.tolist(), strict=True)):
@@ -138,7 +141,9 @@ def format_json_path(path: Path) -> str:
 
 
 def filter_messages_with_values(value: pa.Array, path: Path, names: Sequence[str]) -> pa.Array:
-    """Return the messages with a value for a named column; all messages if some have a schema.  O(bytes).
+    """Return the messages with a value in one of the named columns.  If any message has a schema, return all messages.
+
+    O(bytes).
 
     >>> filter_messages_with_values(pa.array(['{"id": 1, "n": null}', '{"n": 1.5}', "5"]), (), ["n"]).to_pylist()
     ['{"n": 1.5}']
@@ -180,7 +185,10 @@ def guess_column_types(rows: pa.Array, names: Iterable[str], what: str) -> dict[
 
 
 def guess_schema(rows: Iterable[str], types: Mapping[str, pa.DataType]) -> pa.Schema:
-    """Guess the schema of JSON rows like that for a file; ``types`` override guesses.  Raises as `open_files`."""
+    """Guess the schema of JSON rows in the same way as for a JSON file.
+
+    ``types``: types that replace guesses.  See `open_files`.
+    """
     with tempfile.NamedTemporaryFile("w", suffix=".jsonl", encoding="utf-8") as file:
         file.writelines(f"{row}\n" for row in rows)
         file.flush()
@@ -216,7 +224,7 @@ class ExampleRows(NamedTuple):
 
 
 def find_example_rows(values: pa.Array, paths: Sequence[str], within: Sequence[str] = ()) -> ExampleRows:
-    """Return from each message the object at the first matching path, with or without Connect's schema.
+    """Return for each message the object at the first path in ``paths`` that leads to an object.
 
     ``within``: the path of the row's fields in the schema.  O(bytes).
 
@@ -238,7 +246,7 @@ def find_example_rows(values: pa.Array, paths: Sequence[str], within: Sequence[s
     rows, wrong = evaluate_sql_on_json(values, sql)
     rows = (
         evaluate_sql_keeping_digits(values.filter(pa.array(~wrong)), sql) if wrong.size else rows
-    )  # a guess needs all digits
+    )  # a guess of types needs all digits
     types = dict[str, pa.DataType]()
     for _, schema in group_by_schema(values.filter(pc.starts_with(pc.utf8_trim_whitespace(values), '{"schema"'))):
         for field in get_fields_at_path(schema, within):
@@ -248,7 +256,7 @@ def find_example_rows(values: pa.Array, paths: Sequence[str], within: Sequence[s
 
 
 def find_kafka_connect_type(field: Mapping[str, Any]) -> pa.DataType | None:
-    """Return the type of a field in Connect's schema; None if it is unknown.  O(nested fields).
+    """Return the Arrow type of a field in Connect's schema; None if the field's type is unknown.  O(nested fields).
 
     >>> find_kafka_connect_type({"type": "int64", "name": "io.debezium.time.MicroTimestamp"})
     TimestampType(timestamp[us])

@@ -1,10 +1,12 @@
-"""Decode wal2json's messages: a transaction of Postgres in each (version 1), or a change in each (version 2).
+"""Decode wal2json's messages.  A message is a transaction of Postgres (version 1) or a change (version 2).
 
 Column names and values are in parallel lists. A column that an update does not name is an unchanged TOAST value, not a
-null. ``oldkeys`` or ``identity`` has the old key of a row, or the whole old row with full replica identity;
-values that were not written come from there. Begin, commit and user messages have no effect.
+null. ``oldkeys`` or ``identity`` has the old key of a row, or the complete old row if the replica identity is full. If
+an update does not name a column, ddflow takes the value of the column from the old row. Begin, commit and user messages
+have no effect.
 
-Order: ``lsn`` (``include-lsn``) or ``nextlsn`` with the index in the message, else the offset.
+Events are ordered by ``lsn`` or ``nextlsn`` (option ``include-lsn``), and then by their index in the message. Without
+an LSN, events are ordered by the offset.
 """
 
 import json
@@ -53,7 +55,7 @@ _CODES: Final = {
 }
 _VALUE: Final = r'[^{}]*"value"\s*:\s*'
 _OTHER: Final = r'"columnvalues"|"value"\s*:[^{}]*"name"'
-"""Pattern for messages with their values in another position: version 1, or another order of members."""
+"""Pattern for messages in which a value does not follow its name: version 1, or "value" before "name"."""
 _CELL: Final = {"name": TEXT, "value": LOOSE}
 _CHANGE: Final = {
     **{"kind": TEXT, "schema": TEXT, "table": TEXT, "columnnames": [TEXT], "columnvalues": [LOOSE]},
@@ -86,14 +88,14 @@ _PLACE: Final = re.compile("[0-9A-Fa-f]{1,8}/[0-9A-Fa-f]{1,8}")
 
 
 class NamedValues(NamedTuple):
-    """Flattened lists of names and values: the event (``of``), the name and the value of each element."""
+    """Flattened lists of names and values.  Each element has the index of its event (``of``), a name and a value."""
 
     of: Ints
     names: pa.Array
     values: pa.Array
 
     def get_values(self, name: str, rows: int) -> tuple[pa.Array, Bools]:
-        """Return the values of a column as JSON, and mark the events that have it."""
+        """Return the values of a column as JSON, and mark the events that have the column."""
         at = np.full(rows, -1)
         here = np.flatnonzero(np.asarray(pc.fill_null(pc.equal(self.names, name), False)))
         at[self.of[here]] = here
@@ -105,7 +107,7 @@ class NamedValues(NamedTuple):
 
 @dataclass(frozen=True, repr=False, kw_only=True)
 class wal2json(Enveloped):
-    """Format of wal2json's messages, one for each transaction (version 1) or each change (version 2).
+    """Format of wal2json's messages.  A message is a transaction (version 1) or a change (version 2).
 
     Parameters
     ----------
@@ -119,7 +121,8 @@ class wal2json(Enveloped):
 
     Notes
     -----
-    Events are ordered by ``lsn`` or ``nextlsn`` (``include-lsn``), else by offset.
+    Events are ordered by ``lsn`` or ``nextlsn`` (option ``include-lsn``).  Without an LSN, events are ordered by
+    offset.
 
     Examples
     --------
@@ -140,9 +143,9 @@ class wal2json(Enveloped):
     unavailable: bool = False
 
     kind: ClassVar[str] = "wal2json"
-    unknown: ClassVar[str] = "it is no event of wal2json: it lacks a known 'action', or 'change'"
+    unknown: ClassVar[str] = "it is not a wal2json event: it lacks a known 'action', or 'change'"
     hidden: ClassVar[str] = "the source did not write it"
-    keyless: ClassVar[str] = ": the replica identity of its table must give the key"
+    keyless: ClassVar[str] = ": the replica identity of its table must include the key"
     usual: ClassVar[CellEncoding] = CellEncoding(decimals="string", binary="hex")
 
     @property
@@ -151,7 +154,7 @@ class wal2json(Enveloped):
         return self.unavailable
 
     def columns(self, messages: Messages, known: Collection[str] = ()) -> dict[str, int]:
-        """Return the columns of the rows, by the names in the messages.  See `Format`."""
+        """Return the columns of the rows, with the names from the messages.  See `Format`."""
         if not is_text(messages.value.type):
             return {}
         value, found, left = messages.value, list[Ints](), np.arange(messages.rows)
@@ -173,12 +176,12 @@ class wal2json(Enveloped):
         return f"{lsn} of the log" if isinstance(lsn, str) and _PLACE.fullmatch(lsn) else None
 
     def kinds(self, messages: Messages, names: Sequence[str]) -> dict[str, pa.DataType]:
-        """Return the types of columns from their Postgres types in the messages.  See `Format`."""
+        """Return Arrow types for columns, from the Postgres types in the messages.  See `Format`."""
         told = self._find_column_types(messages.value)
         return {name: parse_sql_type(told[name][1]) for name in names}
 
     def _find_column_types(self, value: pa.Array) -> dict[str, tuple[int, str]]:
-        """Map each column to the first message that has it, and to its type there."""
+        """Map each column to the index of the first message that has the column, and to the type in that message."""
         found = dict[str, tuple[int, str]]()
         texts = evaluate_sql_on_json(value, _COLUMNS)[0]
         for text in pc.unique(texts.drop_null()).to_pylist():
@@ -220,7 +223,7 @@ class wal2json(Enveloped):
         for field in target.columns:
             cells, there = now.get_values(field.name, of.size)
             if (unwritten := ~there & update).any():
-                old, known = had.get_values(field.name, of.size)  # full replica identity has unwritten values
+                old, known = had.get_values(field.name, of.size)  # it has unwritten values if identity is full
                 cells, unwritten = pc.if_else(pa.array(unwritten), old, cells), unwritten & ~known
             if unwritten.any():
                 absent[field.name] = unwritten
@@ -250,9 +253,9 @@ _NONE: Final = NamedValues(np.empty(0, np.int64), pa.array([], pa.string()), pa.
 
 
 def _mark_rounded_messages(cells: pa.Array, field: pa.Field, of: Ints, value: pa.Array, exact: Bools) -> Bools:
-    """Mark the messages with a number that may have lost required digits, except exactly parsed ones.
+    """Mark the messages with a number that may have lost required digits, except messages already parsed exactly.
 
-    ``of``: the message of each cell.
+    ``of``: the index of the message of each cell.
     """
     kind = build_json_shape(field.type)
     out: Bools = np.zeros(len(value), np.bool_)
@@ -263,7 +266,7 @@ def _mark_rounded_messages(cells: pa.Array, field: pa.Field, of: Ints, value: pa
 
 
 def _unnest_changes(whole: ParsedMessages) -> tuple[Ints, pa.Array]:
-    """Return the message of each event, and the change of events in transactions."""
+    """Return for each event the index of its message, and its element of ``change`` (null in version 2)."""
     lists = whole.get_cells("change")
     sizes = np.maximum(np.asarray(pc.fill_null(pc.list_value_length(lists), 1)).astype(np.int64), 1)
     of = np.repeat(np.arange(sizes.size), sizes)
@@ -276,7 +279,10 @@ def _unnest_changes(whole: ParsedMessages) -> tuple[Ints, pa.Array]:
 
 
 def _flatten_names_and_values(changes: pa.Array, inner: pa.Array, one: tuple[str, str], two: str) -> NamedValues | None:
-    """Flatten the names and values of versions 1 and 2; None if their counts differ."""
+    """Flatten the names and values of messages of both versions.
+
+    Return None if a message has more names than values, or more values than names.
+    """
     names, values = (get_cells_at_path(changes, [name]) for name in one)
     if not pc.equal(pc.list_value_length(names), pc.list_value_length(values)).fill_null(True).to_numpy(False).all():
         return None

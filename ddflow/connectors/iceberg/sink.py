@@ -1,11 +1,12 @@
 """Write an output to an Iceberg table of a catalog.
 
-An epoch is one snapshot: added files, or, with a key, rewritten files without the deleted rows. The summary of the
-snapshot has the record. A table property has it too, because snapshots expire; the same commit sets both. The sink
-reads the newest record among the current snapshot and its ancestors, so it notices a rollback. A commit names its base
-snapshot and is never retried, so if two writers write one epoch, one commits and the other fails. A deleted row
-rewrites its file together with the new rows, so small files are merged. Column statistics exclude files without deleted
-keys; of other files the sink reads the keys first. No message, manifest or repr shows the properties of the catalog.
+An epoch is one snapshot, which adds files. If the table has a key, the snapshot also replaces files with copies that
+lack the deleted rows. The summary of the snapshot has the record of the epoch. The commit of the snapshot also stores
+the record as a table property, because snapshots expire. The sink reads the newest record of the current snapshot and
+its ancestors, so it notices a rollback. A commit names its base snapshot and is never retried, so if two writers write
+the same epoch, one writer commits and the other writer fails. The sink writes the remaining rows of a rewritten file
+together with new rows, so small files are merged. If column statistics show that a file contains no deleted key, the
+sink skips the file; it reads the keys of all other files. No message, manifest or repr shows a catalog property.
 
 >>> IcebergSink("shop.by_city", {"type": "rest", "uri": "https://me:hush@lake:8181?token=hush", "token": "hush"})
 IcebergSink(table='shop.by_city', mode='upsert')
@@ -33,19 +34,25 @@ from ddflow.errors import DdflowError, SinkFailed, SpecError, convert_errors, fi
 from ddflow.storage.address import check_percent_encoding
 
 RECORD: Final = "ddflow.written"
-"""Name of the property with the record: a JSON list."""
+"""Name of the property that holds the record as a JSON list."""
 FEW: Final = 200
-"""Largest number of keys that a file filter lists; for more keys it uses their range."""
+"""Largest number of keys that a file filter lists.
+
+For more than `FEW` keys, a filter has only the range of the keys.
+"""
 TOGETHER: Final = 256 << 20
-"""Bytes of rows to collect before a write of files."""
+"""Number of bytes of rows that the sink collects before it writes files."""
 _HIDDEN: Final = re.compile(r"(?<=://)(?:[^/?#]*|[^/@:]*:(?!\d+(?:/|$))[^\n]*)@|[?#].*")
 """Parts of an address that may hold secrets: the user, the query and the fragment."""
 _CREATED: Final = {"write.metadata.delete-after-commit.enabled": "true"}
-"""Properties of a new table.  Without them the table would keep a metadata file for each commit."""
+"""Properties of a new table.
+
+Without the properties in `_CREATED`, a table would keep a metadata file for each commit.
+"""
 
 
 def find_iceberg_type(kind: pa.DataType) -> pa.DataType | None:
-    """Return Iceberg's type for small integers, times of day, fixed-size bytes and UUIDs; None for others."""
+    """Return Iceberg's type for small integers, times of day, fixed-size bytes and UUIDs; None for other types."""
     if pat.is_integer(kind) and kind.bit_width < 32:
         return pa.int32()
     if pat.is_time(kind):
@@ -70,7 +77,7 @@ class IcebergSink(TableSink):
 
     @property
     def catalog_properties(self) -> dict[str, str]:
-        """Properties of the catalog, if given."""
+        """Properties of the catalog; {} if the sink names a configured catalog."""
         return {} if isinstance(self.catalog, str) else dict(self.catalog)
 
     @property
@@ -85,11 +92,11 @@ class IcebergSink(TableSink):
         return f"{shown or self.catalog_name}#{self.table}"
 
     def needs(self) -> None:
-        """Import the library of Iceberg."""
+        """Import the library ``pyiceberg``."""
         import_pyiceberg()
 
     def open(self, shape: TableShape) -> OpenSink:
-        """Return the table; reads nothing yet."""
+        """Return the open sink.  The method does not read the table yet."""
         return IcebergTable(self, shape)
 
 
@@ -161,10 +168,10 @@ class IcebergTable(LakeTable):
         self._commit_snapshot(change, now, before)
 
     def staging(self) -> Staging | None:
-        """Return a writer of separate files; None if the table has partitions."""
+        """Return a way for several writers to write files that a commit appends; None if the table has partitions."""
         with self._translate_errors("ask"):
             if (table := self._load()) is None:
-                return None  # the write raises the error
+                return None  # the table is missing; `write` raises the error
             if not table.spec().is_unpartitioned():
                 return None
             files = IcebergFileWriter(
@@ -173,7 +180,7 @@ class IcebergTable(LakeTable):
         return Staging(files, self._append_staged_files)
 
     def _append_staged_files(self, fragments: Sequence[bytes], now: TargetRecord, before: TargetRecord | None) -> None:
-        """Add files that other writers staged."""
+        """Append the files that several writers staged."""
 
         def change(table: Any, update: Any) -> None:
             of = import_pyiceberg().io.pyarrow.parquet_file_to_data_file
@@ -190,7 +197,7 @@ class IcebergTable(LakeTable):
         with self._translate_errors("write"):
             if (table := self._load_for_epoch(now, before)) is None:
                 return
-            # A retry by the library would add these rows to a concurrent commit of another writer.
+            # If the library retried the commit, it would add these rows on top of another writer's commit.
             once = {**table.metadata.properties, "commit.retry.num-retries": "0"}
             table.metadata = table.metadata.model_copy(update={"properties": once})
             said = {RECORD: msgspec.json.encode(now).decode()}
@@ -200,11 +207,11 @@ class IcebergTable(LakeTable):
             begun.commit_transaction()
 
     def close(self) -> None:
-        """Forget the catalog."""
+        """Release the catalog."""
         self._catalog = None
 
     def _rewrite_files(self, table: Any, snapshot: Any, gone: pa.Table, rows: pa.Table) -> None:
-        """Rewrite files without the rows of the keys ``gone``, together with the new ``rows``."""
+        """Remove the rows with keys in ``gone`` by rewriting the files of these rows, and add the new ``rows``."""
         key, numbers = list(self.shape.key or ()), itertools.count()
         gone = gone.cast(pa.schema([self.schema.field(name) for name in key]))
         kept, size = [rows], rows.nbytes
@@ -223,7 +230,7 @@ class IcebergTable(LakeTable):
         self._write_files(table, snapshot, numbers, pa.concat_tables(kept) if kept else self.schema.empty_table())
 
     def _read_file(self, table: Any, task: Any, names: list[str]) -> pa.Table:
-        """Read some columns of a file, without rows deleted by other writers."""
+        """Read some columns of a file, without the rows that other writers deleted."""
         scan = import_pyiceberg().io.pyarrow.ArrowScan
         always = import_pyiceberg().expressions.AlwaysTrue()
         columns = table.schema().select(*names)
@@ -231,9 +238,9 @@ class IcebergTable(LakeTable):
         return rows.select(names).cast(pa.schema([self.schema.field(name) for name in names]))
 
     def _write_files(self, table: Any, snapshot: Any, numbers: Iterator[int], rows: pa.Table) -> None:
-        """Write files of rows for a snapshot."""
+        """Write rows to new files, and add the files to a snapshot."""
         if rows.num_rows:
-            # The library has no public function that writes files for an update with deleted files.
+            # The library has no public function that writes files for an update that also deletes files.
             files = import_pyiceberg().io.pyarrow._dataframe_to_data_files
             for each in files(table.metadata, rows, table.io, snapshot.commit_uuid, numbers):
                 snapshot.append_data_file(each)
@@ -244,9 +251,9 @@ class IcebergTable(LakeTable):
                 return None
             if isinstance(error, ValueError):
                 return build_sink_refusal(
-                    self.shape, self.place, self._format_masked_error(error), "see to the catalog's settings"
+                    self.shape, self.place, self._format_masked_error(error), "check the catalog's settings"
                 )
-            return SinkFailed(f"{asked} {self.place}", self._format_masked_error(error), "see to the catalog")
+            return SinkFailed(f"{asked} {self.place}", self._format_masked_error(error), "check the catalog")
 
         return convert_errors(Exception, to_ours)  # catalogs and stores raise errors of their clients
 
@@ -258,9 +265,9 @@ class IcebergTable(LakeTable):
 
 @dataclass(frozen=True)
 class IcebergFileWriter:
-    """Writer of rows to new files of a table, before a snapshot names them.
+    """Writer of rows to new files of a table.  No snapshot of the table names the files yet.
 
-    Returns the paths as JSON.  ``metadata``: the metadata of the table, as JSON.
+    A call of the object returns the paths of the files as JSON.  ``metadata``: metadata of the table, as JSON.
     """
 
     metadata: str
@@ -277,7 +284,7 @@ class IcebergFileWriter:
             return msgspec.json.encode([each.file_path for each in made])
         except Exception as error:  # stores raise errors of their clients
             found = format_masked_error(error, self.properties)
-            raise SinkFailed(f"stage files of {self.place}", found, "see to the table's store") from None
+            raise SinkFailed(f"stage files of {self.place}", found, "check the table's store") from None
 
 
 def format_masked_error(error: Exception, known: Mapping[str, Any]) -> str:
@@ -298,11 +305,11 @@ _MODULES: Final = (
 
 def import_pyiceberg() -> Any:
     """Import pyiceberg.  Raises `MissingExtra`."""
-    return import_extra("write a table of Iceberg", "iceberg", *_MODULES)
+    return import_extra("write an Iceberg table", "iceberg", *_MODULES)
 
 
 def _build_key_filter(keys: pa.Table) -> Any:
-    """Build a filter for files that may contain these keys, by column statistics."""
+    """Build a filter that selects, by column statistics, the files that may contain some of the keys."""
     of = import_pyiceberg().expressions
     spans = of.AlwaysTrue()
     for name, column in zip(keys.schema.names, keys.columns, strict=True):

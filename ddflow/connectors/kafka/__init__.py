@@ -1,1 +1,1 @@
-"""Read the messages of a Kafka topic, and write an output to one."""
+"""Read the messages of a Kafka topic, and write an output to a topic."""

@@ -1,7 +1,8 @@
 """Write an output to a topic of Kafka.
 
-An epoch is one transaction. Its last message goes to a control topic and names the epoch. The sink reads the committed
-messages of the control topic to find the last written epoch. Rows are JSON, written by `format_json_rows`.
+An epoch is one transaction. The last message of the transaction goes to a control topic and names the epoch. To find
+the last written epoch, the sink reads the committed messages of the control topic. `format_json_rows` formats rows as
+JSON.
 
 >>> KafkaSink("broker:9092", "by_city", "upsert", {"sasl.password": "secret"})
 KafkaSink(servers='broker:9092', topic='by_city', mode='upsert')
@@ -61,8 +62,8 @@ class KafkaSink(TableSink):
     def __post_init__(self) -> None:
         refuse_embedded_secret(self.target, CONFIG)
         if self.topic.endswith(CONTROL):
-            found = f"what ends with {CONTROL!r} says which epochs other topics have"
-            raise SpecError(f"write to the topic {self.topic!r}", found, "give another topic")
+            found = f"a topic that ends with {CONTROL!r} records the epochs of other topics"
+            raise SpecError(f"write to the topic {self.topic!r}", found, "use another topic")
 
     @property
     def target(self) -> str:
@@ -70,7 +71,7 @@ class KafkaSink(TableSink):
         return f"kafka://{self.servers}/{self.topic}"
 
     def needs(self) -> None:
-        """Import the library of Kafka."""
+        """Import the library ``confluent-kafka``."""
         import_confluent_kafka()
 
     def open(self, shape: TableShape) -> OpenSink:
@@ -87,9 +88,12 @@ class TopicWriter(OpenSink):
         self.settings, self._secret = settings, Secret.fresh()
         self._there: TargetRecord | None = None
         self._mode: str = of.mode
-        """Mode of the epochs in the topic, once `written` has read the record."""
+        """Mode of the epochs in the topic.  `written` sets the mode from the record."""
         self._asked = False
-        """Whether `_there` is the last record: another writer with this transactional id would fence this one."""
+        """Whether `_there` is the record of the last epoch.
+
+        `_there` stays the last record, because another writer with this transactional id would fence this writer.
+        """
         with self._translate_errors("connect to"):
             self.producer = import_confluent_kafka().Producer(
                 {**settings, "transactional.id": f"ddflow.{of.topic}.{shape.output}"}
@@ -115,7 +119,10 @@ class TopicWriter(OpenSink):
 
     @cached_property
     def admin_client(self) -> Any:
-        """Client that never creates a topic; the producer's requests would create it, if a broker allows that."""
+        """Client that never creates a topic.
+
+        A request of the producer creates a missing topic if the broker allows that.
+        """
         of: Any = importlib.import_module("confluent_kafka.admin")
         settings = {name: value for name, value in self.settings.items() if name != "partitioner"}
         return of.AdminClient(settings | {"allow.auto.create.topics": False})
@@ -126,13 +133,13 @@ class TopicWriter(OpenSink):
             return any(True for _ in self._read_committed_messages(self.of.topic))
 
     def prepare(self) -> None:
-        """Create the missing topics.  Raises `SinkRefused` for a topic that was written in another mode."""
+        """Create the missing topics.  Raises `SinkRefused` if the mode of the topic is not the mode of the sink."""
         kafka = import_confluent_kafka()
         if self._mode != self.of.mode:
             raise build_sink_refusal(
                 self.shape,
                 self.of.target,
-                f"it was written with mode={self._mode!r}, and this is {self.of.mode!r}",
+                f"it was written with mode={self._mode!r}, but this sink has mode={self.of.mode!r}",
                 OTHER_MODE,
             )
         if self.missing() and self.written() is not None:
@@ -167,7 +174,7 @@ class TopicWriter(OpenSink):
         self._there, self._asked = now, True
 
     def read(self) -> pa.Table:
-        """Read the rows in the messages.  In mode "upsert", read the last message of each key."""
+        """Read the rows in the messages.  In mode "upsert", the row of a key is the row in the key's last message."""
         with self._translate_errors("read"):
             found = list(self._read_committed_messages(self.of.topic))
         if self.of.mode == "debezium":
@@ -179,9 +186,9 @@ class TopicWriter(OpenSink):
         return parse_json_rows(pa.array([each.value().decode() for each in found], pa.string()), self.shape.schema)
 
     def close(self) -> None:
-        """Drop the producer and the client."""
+        """Release the producer and the client."""
         self.producer = None
-        self.__dict__.pop("admin", None)
+        self.__dict__.pop("admin_client", None)
 
     def _encode_changes(self, changes: TableChanges) -> Iterator[tuple[str | None, str | None]]:
         """Yield the key and the value of each message."""
@@ -225,7 +232,7 @@ class TopicWriter(OpenSink):
             raise
 
     def _read_committed_messages(self, topic: str) -> Iterator[Any]:
-        """Yield all committed messages of a topic.  A missing topic has none."""
+        """Yield all committed messages of a topic.  A missing topic has no messages."""
         offsets = KafkaTopicSource(self.of.servers, topic, "earliest", False, self.of.config)
         try:
             reader = TopicReader(offsets, topic, None)
@@ -243,6 +250,6 @@ class TopicWriter(OpenSink):
         def to_ours(error: Any) -> SinkFailed:
             said = error.found if isinstance(error, DdflowError) else error.args[0].str()
             said = mask_secrets(said, self.of.config.values())
-            return SinkFailed(f"{asked} {self.of.target}", said, "see to the brokers")
+            return SinkFailed(f"{asked} {self.of.target}", said, "check the brokers")
 
         return convert_errors((import_confluent_kafka().KafkaException, SourceFailed, SourceChanged), to_ours)

@@ -1,8 +1,9 @@
-"""List the files that match a pattern, in a local folder or below a prefix of a bucket, with size and time.
+"""List the files that match a pattern, in a local folder or below a prefix of a bucket, with size and write time.
 
-A pattern means the same in both: `*` and `?` match within a name, `**` matches any folders, and names with a leading
-dot are hidden. Each look lists all files, because a late file may have any name. Objects appear complete, so they need
-no wait. Credentials of a bucket come from the environment, and addresses with a password are refused.
+A pattern means the same for a folder and for a bucket. `*` and `?` match characters of one name, `**` matches any
+number of folders, and names with a leading dot are hidden. Each poll lists all files, because a late file may have any
+name. An object in a bucket is always complete, so ddflow reads objects at once. Credentials of a bucket come from the
+environment, and addresses with a password are refused.
 
 >>> matches_pattern("2026/**/*.gz".split("/"), "2026/11/25/10/a.gz".split("/"))
 True
@@ -34,17 +35,23 @@ _BUCKET: Final = re.compile(r"s3://[a-z0-9][a-z0-9.-]+/.+")
 
 
 class FileStamp(NamedTuple):
-    """Size of a file in bytes, and time of its last write in nanoseconds; objects have whole seconds."""
+    """Size of a file in bytes, and time of its last write in nanoseconds.
+
+    The time of an object is in whole seconds.
+    """
 
     size: int
     mtime: int
 
 
 class FileListing(ABC):
-    """Files that match the pattern ``target``.  Their names are relative to ``folder``, the part before wildcards."""
+    """Files that match the pattern ``target``.
+
+    Names of files are relative to ``folder``, the path before wildcards.
+    """
 
     every: ClassVar[float]
-    """Seconds between two lists."""
+    """Seconds between two listings."""
     settled: ClassVar[bool]
     """Whether a listed file is always complete."""
 
@@ -69,7 +76,7 @@ class FileListing(ABC):
         """Return the location to read a file from."""
 
     def relative_name(self, other: "FileListing", file: str) -> str:
-        """Return the name of a file from another listing, relative to the folder of this one.
+        """Return the name of a file from another listing, relative to the folder of this listing.
 
         >>> build_listing("/in/a/*.csv").relative_name(build_listing("/in/b/*.tsv"), "1.tsv")
         '../b/1.tsv'
@@ -82,7 +89,10 @@ class FileListing(ABC):
         """Raise `MissingExtra` if a library is not installed."""
 
     def open_stream(self, file: str, stamp: FileStamp) -> pa.NativeFile:
-        """Open a file, and decompress it if its first bytes show gzip or zstd, whatever its name."""
+        """Open a file.
+
+        Decompress the file if its first bytes are those of gzip or zstd, whatever the file's name is.
+        """
         raw = self.build_file_location(file, stamp).open()
         first = raw.read(4)
         raw.seek(0)
@@ -97,7 +107,7 @@ class FolderListing(FileListing):
 
     @property
     def folder(self) -> str:
-        """Folder before the first wildcard; the target if it is a folder."""
+        """Folder before the first wildcard of the pattern; the target itself if the target is a folder."""
         if os.path.isdir(self.target):
             return self.target
         match = _WILD.search(self.target)
@@ -112,7 +122,7 @@ class FolderListing(FileListing):
                 file = os.path.relpath(path, self.folder)
                 try:
                     there[file] = self.read_file_stamp(file)
-                except FileNotFoundError:  # deleted meanwhile
+                except FileNotFoundError:  # the file was deleted meanwhile
                     continue
         return there
 
@@ -126,19 +136,19 @@ class FolderListing(FileListing):
         return LocalFile(self._full_path(file), kind)
 
     def relative_name(self, other: FileListing, file: str) -> str:
-        """Return the relative name of a file.  Raises `UnreadableInput` if the target may be a file or a folder."""
+        """Return the relative name of a file.  Raises `UnreadableInput` if a target without wildcards is missing."""
         if other is not self and not _WILD.search(self.target) and not os.path.exists(self.target):
             found = "there is no such file or folder, and the names of all files are relative to it"
-            raise UnreadableInput(self.target, found, "make it, or give a pattern with * in its place")
+            raise UnreadableInput(self.target, found, "create it, or pass a pattern with * instead")
         return super().relative_name(other, file)
 
     def _full_path(self, file: str) -> str:
-        # The folder may be a symbolic link, so ".." must be resolved in the text.
+        # The folder may be a symbolic link, so ".." must be resolved in the text of the path, not by the file system.
         return os.path.normpath(os.path.join(self.folder, file))
 
 
 class BucketListing(FileListing):
-    """Listing of objects in a bucket, with one request for each 1,000 objects below the prefix."""
+    """Listing of objects in a bucket.  A listing sends one request for each 1,000 objects below the prefix."""
 
     every, settled = 5.0, True
 
@@ -152,7 +162,7 @@ class BucketListing(FileListing):
 
     @cached_property
     def _pattern_parts(self) -> tuple[list[str], list[str]]:
-        """Folders before the first wildcard, and the parts of the pattern after them."""
+        """Folders before the first wildcard, and the parts of the pattern after these folders."""
         *folders, last = self.target.split("/")[3:]
         wild = next((at for at, part in enumerate(folders) if _WILD.search(part)), len(folders))
         return folders[:wild], [*folders[wild:], last or "*"]
@@ -174,7 +184,7 @@ class BucketListing(FileListing):
         try:
             return _build_object_stamp(self._bucket.head(self._object_key(file)))
         except StorageFailed as error:
-            raise SourceFailed(f"read {self.target}", error.found, "see to the network and the bucket") from None
+            raise SourceFailed(f"read {self.target}", error.found, "check the network and the bucket") from None
 
     def build_file_location(self, file: str, stamp: FileStamp, kind: FileKind | None = None) -> FileLocation:
         """Return the object in the bucket."""
@@ -195,7 +205,10 @@ def _build_object_stamp(found: Any) -> FileStamp:
 
 
 def matches_pattern(pattern: Sequence[str], names: Sequence[str]) -> bool:
-    """Return whether the parts of a name match a pattern.  O(parts), times the parts for each ``**``."""
+    """Return whether the parts of a name match a pattern.
+
+    O(parts).  Each ``**`` in the pattern multiplies the running time by the number of parts.
+    """
     if not pattern:
         return not names
     if pattern[0] == "**":
@@ -206,11 +219,14 @@ def matches_pattern(pattern: Sequence[str], names: Sequence[str]) -> bool:
 
 
 def build_listing(pattern: str) -> FileListing:
-    """Return the listing for a pattern, without a request.  Raises `SpecError` for an unsupported address."""
+    """Return the listing for a pattern, without a request to the bucket.
+
+    Raises `SpecError` for an unsupported address.
+    """
     if "://" not in pattern:
         return FolderListing(os.path.abspath(pattern))
     if not _BUCKET.fullmatch(pattern):
         shown = mask_address(pattern)
-        found = "files of this machine and objects of s3://BUCKET/PREFIX are followed"
-        raise SpecError(f"dd.sources.files({shown!r})", found, "give a path, a pattern, or s3://BUCKET/PREFIX/*")
+        found = "ddflow follows files of this machine and objects of s3://BUCKET/PREFIX"
+        raise SpecError(f"dd.sources.files({shown!r})", found, "pass a path, a pattern, or s3://BUCKET/PREFIX/*")
     return BucketListing(pattern)

@@ -1,14 +1,15 @@
 """Follow files that arrive in a folder or a bucket, as COPY, Firehose and Debezium Server deliver them.
 
-Guarantees: the rows of a file are taken once. The position records finished files by name, size and write time, so a
-late file is taken whatever its name, and a file that changed after reading raises `SourceChanged`. Deleted files are
-forgotten. New files are read in the order of their names, and a large file may take several epochs.
+Guarantees: the rows of a file are ingested once. The position records finished files by name, size and write time.
+ddflow therefore reads a late file whatever its name is, and raises `SourceChanged` for a file that changed after it was
+read. A position contains no deleted files. New files are read in the order of their names, and a large file may take
+several epochs.
 
-A local file is read when it was last written, or seen to change, at least ``settle`` seconds ago. Objects are read at
-once. Without ``follow``, only the files of the first list are read.
+A local file is read if its write time, or the last change that ddflow saw, is at least ``settle`` seconds ago. Objects
+in a bucket are read as soon as they are listed. Without ``follow``, only the files of the first listing are read.
 
-A ``full`` file replaces all rows of its input in one epoch. It is refused without rows, and if a file with a later name
-was read before. Each pattern has its own dialect.
+A ``full`` file replaces all rows of its input in one epoch. A ``full`` file is refused if it has no rows, or if a file
+with a later name was read before it. Each pattern has its own dialect.
 """
 
 import shlex
@@ -37,9 +38,9 @@ from ddflow.errors import ErrorText, Option, SourceChanged, SpecError, Unreadabl
 class LandingPosition(TypedDict):
     """Position in the files of a source.
 
-    ``done``: size and write time of finished files by name.  ``at``: name, size, write time and rows taken of the
-    current file, or None.  ``before``: the rows of all finished files, so that offsets of messages ascend over files.
-    Names are relative to the folder of the first pattern, so the folder may be moved.
+    ``done``: size and write time of finished files by name.  ``at``: name, size, write time and number of read rows of
+    the current file, or None.  ``before``: the rows of all finished files, so that offsets of messages ascend over
+    files.  File names are relative to the folder of the first pattern, so you may move the folder.
     """
 
     done: dict[str, tuple[int, int]]
@@ -50,8 +51,8 @@ class LandingPosition(TypedDict):
 class FileRows(NamedTuple):
     """Consecutive rows of a file.
 
-    ``after``: the number of rows up to their end.  ``spot``: the position of their first row; None for messages, which
-    have their own columns for it.
+    ``after``: the number of rows of the file up to the last of these rows.  ``spot``: the position of the first of
+    these rows; None for messages, which have columns for their position.
     """
 
     rows: pa.RecordBatch
@@ -61,7 +62,7 @@ class FileRows(NamedTuple):
 
 @dataclass(frozen=True)
 class LandingSource(Source):
-    """Source of arriving files.  `dd.sources.files` creates it and describes the options.
+    """Source of arriving files.  `dd.sources.files` creates such a source and describes the options.
 
     >>> import pathlib, tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -86,28 +87,28 @@ class LandingSource(Source):
     def __post_init__(self) -> None:
         check_table_routing(self.tables, self.others, "dd.sources.files")
         if self.tables is not None and not self.lines:
-            found = "tables= is of messages, and these are files of rows"
+            found = "tables= is for messages, but these are files of rows"
             raise SpecError(
-                "dd.sources.files", found, ErrorText("give ", Option("lines", True), ", or a source for each input")
+                "dd.sources.files", found, ErrorText("pass ", Option("lines", True), ", or use a source for each input")
             )
         if self.lines and any(dialect != PLAIN for _, dialect in self.patterns):
-            found = ErrorText(Option("lines", True), " is of messages in UTF-8, which no dd.FilePath says more of")
+            found = ErrorText(Option("lines", True), " is for messages in UTF-8, which need no dd.FilePath")
             raise SpecError(
-                "dd.sources.files", found, ErrorText("give the pattern alone, or leave out ", Option("lines", True))
+                "dd.sources.files", found, ErrorText("pass only the pattern, or omit ", Option("lines", True))
             )
         if self.full and self.lines:
-            remedy = "leave one of them out"
+            remedy = "omit one of the two"
             raise SpecError(
                 "dd.sources.files",
-                ErrorText(Option("lines", True), " is of messages, which are no full contents"),
+                ErrorText(Option("lines", True), " is for messages, which are not full contents"),
                 remedy,
             )
         if not self.patterns:
-            raise SpecError("dd.sources.files", "there is no pattern", "give one or more")
+            raise SpecError("dd.sources.files", "there is no pattern", "pass one or more")
         places = {each.target.partition("://")[2].partition("/")[0] for each, _ in self.listings}
         if len(places) > 1:
-            found = f"the patterns {self.target} are of several places"
-            raise SpecError("dd.sources.files", found, "give those of this machine, or of one bucket, an input each")
+            found = f"the patterns {self.target} name several places"
+            raise SpecError("dd.sources.files", found, "use a separate input for this machine and for each bucket")
 
     @property
     def listings(self) -> list[tuple[FileListing, Dialect]]:
@@ -121,17 +122,17 @@ class LandingSource(Source):
 
     @classmethod
     def said(cls, position: Any) -> str:
-        """Describe a position: the last file by name, the number of files, and the row of an unfinished file."""
+        """Describe a position: the last finished file, the number of files, and the row in an unfinished file."""
         done, at = position["done"], position["at"]
         parts = [f"{max(done)} ({len(done):,} files)" if len(done) > 1 else max(done)] if done else []
         return ", and ".join([*parts, *([f"row {at[3]:,} of {at[0]}"] if at else [])]) or "no file"
 
     def inputs(self, name: str) -> Sequence[str]:
-        """Return the inputs that its tables feed, or the only input."""
+        """Return the inputs that the source feeds: the inputs of its tables, or its only input."""
         return (name,) if self.tables is None else tuple(dict.fromkeys(self.tables.values()))
 
     def needs(self) -> None:
-        """Import the libraries for its folder or bucket."""
+        """Import the libraries for the folder or the bucket of the source."""
         self.listings[0][0].needs()
 
     def open(self, inputs: Mapping[str, pa.Schema], position: Any) -> "LandingReader":
@@ -166,11 +167,11 @@ class LandingReader(OpenSource):
 
     @property
     def ended(self) -> bool:
-        """Whether it has read all files of its first list, without ``follow``."""
+        """Whether the reader has read all files of its first listing.  The value is always False with ``follow``."""
         return not self.of.follow and not self._first and self._at is None and not self._ready
 
     def lag(self) -> int | None:
-        """Count the files that wait to be read; None before the first list."""
+        """Count the files that are still unread; None before the first listing."""
         return None if self._first else len(self._ready) + (self._at is not None)
 
     def poll(self, room: int) -> Polled | None:
@@ -202,7 +203,7 @@ class LandingReader(OpenSource):
         )
 
     def _read_full_file(self) -> Polled:
-        """Read a whole file as the new contents of the input.  Needs memory for all its rows."""
+        """Read a whole file as the new contents of the input.  All rows of the file are in memory at once."""
         assert self._at is not None
         path, pieces = self._format_file_name(self._at[0]), list[FileRows]()
         while self._at is not None:
@@ -210,7 +211,7 @@ class LandingReader(OpenSource):
             if piece is not None:
                 pieces.append(piece)
         if not pieces:
-            remedy = "move the file away; where all keys are gone, say so with engine.replace"
+            remedy = "move the file away; to delete all keys, call engine.replace"
             raise UnreadableInput(path, "it has no rows, so every key would be deleted", remedy)
         rows, beside, spots = (
             [piece.rows for piece in pieces],
@@ -220,7 +221,7 @@ class LandingReader(OpenSource):
         return Polled({self.name: rows}, self._build_position(), frozenset([self.name]), beside, spots)
 
     def close(self) -> None:
-        """Drop the current file."""
+        """Stop reading the current file."""
         self._reading = None
 
     def _build_position(self) -> dict[str, Any]:
@@ -231,7 +232,7 @@ class LandingReader(OpenSource):
         """Open the next file unless one is open.  Return whether a file is open."""
         while self._at is None and self._ready:
             file = self._ready.pop(0)
-            with suppress(FileNotFoundError):  # deleted before its first row was read
+            with suppress(FileNotFoundError):  # the file was deleted before its first row was read
                 self._at = file, self._there.read_file_stamp(file), 0
                 self.reached = self._at[1].mtime / 1e9
         if self._at is not None and self._reading is None:
@@ -253,7 +254,7 @@ class LandingReader(OpenSource):
         return None
 
     def _read_rows(self, file: str, stamp: FileStamp, rows: int) -> Iterator[FileRows]:
-        """Read a file after its first ``rows`` rows, and record its undeclared columns."""
+        """Read a file without its first ``rows`` rows, and record the undeclared columns of the file."""
         self._beside = {}
         if self.of.lines:
             read = _read_message_lines(
@@ -261,12 +262,12 @@ class LandingReader(OpenSource):
             )
             if DELETED in self.schema.names:
                 return read
-            # Without a format, lines are rows, which have no columns for their position.
+            # Without a message format, lines are rows, and rows have no columns for their place in a file.
             return (piece._replace(rows=piece.rows.select(["value", "offset"])) for piece in read)
         if not stamp.size:
             return iter(())
         if file not in self._written and file not in self._list_files():
-            found, remedy = f"it was read up to row {rows:,}, and no pattern has it", "give the pattern that it was of"
+            found, remedy = f"it was read up to row {rows:,}, but no pattern matches it", "pass its pattern again"
             raise SourceChanged(f"read {self._format_file_name(file)}", found, remedy)
         dialect, declared = self._written[file], {*self.schema.names} - {*self._guessed}
         place = self._there.build_file_location(file, stamp, dialect.kind)
@@ -281,7 +282,7 @@ class LandingReader(OpenSource):
         return _read_file_columns(source, [name for name in self.schema.names if name in there.names], place.name, rows)
 
     def _find_new_files(self) -> None:
-        """Find complete files that are not finished.  Raises `SourceChanged` if a finished file changed."""
+        """Find the complete files that are not read yet.  Raises `SourceChanged` if a finished file changed."""
         if monotonic() - self._looked < self._there.every:
             return
         self._looked, now, there = monotonic(), time(), self._list_files()
@@ -295,8 +296,8 @@ class LandingReader(OpenSource):
         last = max(self.done, key=self._format_file_name, default=None) if self.of.full and new else None
         for file in new:
             if last is not None and self._format_file_name(file) < self._format_file_name(last):
-                found = f"full contents come in the order of names, and {last!r} was read before it"
-                remedy = "move it away, because newer contents are there; or give it a later name"
+                found = f"full files are read in the order of names, but {last!r} was read before it"
+                remedy = "move it away, because newer contents were read; or give it a later name"
                 raise SourceChanged(f"read {self._format_file_name(file)}", found, remedy)
             stamp = there[file]
             seen, since = self._seen.get(file, (None, now))
@@ -310,7 +311,7 @@ class LandingReader(OpenSource):
         self._first = False
 
     def _list_files(self) -> dict[str, FileStamp]:
-        """List the files by name.  A file that matches several patterns belongs to the first."""
+        """List the files by name.  A file that matches several patterns belongs to the first pattern."""
         there, self._written = dict[str, FileStamp](), {}
         for each, dialect in reversed(self._landings):
             found = {self._there.relative_name(each, file): stamp for file, stamp in each.list_files().items()}
@@ -323,21 +324,21 @@ class LandingReader(OpenSource):
         self._guessed = columns[self.name]
 
     def _format_file_name(self, file: str) -> str:
-        """Return the full name of a file, for messages and for the order."""
+        """Return the full name of a file, for messages and for the order of files."""
         return self._there.build_file_location(file, FileStamp(0, 0)).name
 
     def _check_file_unchanged(self, file: str, stamp: FileStamp) -> None:
         try:
             now = self._there.read_file_stamp(file)
         except FileNotFoundError:
-            found, remedy = "it was deleted while it was read", "put it back as it was"
+            found, remedy = "it was deleted while it was read", "restore it unchanged"
             raise SourceChanged(f"read {self._format_file_name(file)}", found, remedy) from None
         if now != stamp:
             raise self._build_changed_file_error(file, stamp, now)
 
     def _build_changed_file_error(self, file: str, was: FileStamp, now: FileStamp, done: bool = False) -> SourceChanged:
-        found = f"it had {was.size:,} bytes when it was read, has {now.size:,} now, and its time of writing differs"
-        remedy = "restore it as it was, and give what is new a name of its own"
+        found = f"it had {was.size:,} bytes when it was read and has {now.size:,} now, and its write time differs"
+        remedy = "restore its old contents, and write new contents to another file"
         if done:
             remedy += "; or move it away, because it was read"
         if was.size == now.size and "://" not in self._format_file_name(file):
@@ -353,7 +354,7 @@ def _list_batch_starts(pieces: Sequence[FileRows]) -> list[BatchStart]:
 
 
 def _read_file_columns(source: MultiFileReader, names: list[str], path: str, rows: int) -> Iterator[FileRows]:
-    """Read the named columns of a file after its first ``rows`` rows."""
+    """Read the named columns of a file without its first ``rows`` rows."""
     with closing(source):
         for batch, position in source.batches(FilePosition(path, rows) if rows else None):
             if batch.num_rows:
@@ -364,7 +365,7 @@ def _read_file_columns(source: MultiFileReader, names: list[str], path: str, row
 
 
 def _read_message_lines(opened: Callable[[], pa.NativeFile], path: str, rows: int, before: int) -> Iterator[FileRows]:
-    """Read the lines of a file after its first ``rows`` as messages.  ``before``: added to their offsets."""
+    """Read lines of a file as messages, without the first ``rows`` lines.  ``before``: a number to add to offsets."""
     try:
         with opened() as file:
             for number, lines in read_line_blocks(file):
@@ -376,4 +377,4 @@ def _read_message_lines(opened: Callable[[], pa.NativeFile], path: str, rows: in
                     columns = {"offset": places + (before + begin), "line": places + (begin + 1), "file": of}
                     yield FileRows(pa.record_batch({"value": values, **columns}), after)
     except (OSError, pa.ArrowException) as error:
-        raise UnreadableInput(path, str(error), "see to the file") from None
+        raise UnreadableInput(path, str(error), "check the file") from None

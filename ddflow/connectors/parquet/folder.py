@@ -1,4 +1,4 @@
-"""Own a folder of outputs, and write a sink with one Parquet file for each epoch.
+"""Claim a folder of outputs for a state, and define the sink that writes one Parquet file for each epoch.
 
 `OwnedFolder` claims a folder for one state and refuses other states. `ParquetSink` records each epoch next to its file,
 so an epoch that was written before a crash is not written again.
@@ -37,26 +37,26 @@ from ddflow.storage.protocol import missing_file_error
 
 MARK: Final = "outputs.json"
 MARK_BYTES: Final = 1 << 24
-"""Maximum bytes of ``outputs.json``."""
+"""Maximum size of ``outputs.json`` in bytes."""
 READABLE: Final = 40
-"""Maximum characters of an output's name in the name of its folder."""
+"""Maximum number of characters that a folder name takes from the name of its output."""
 AGAIN: Final = (
-    "restore it from a copy; or, if the folder is of this state and no other, delete that file, and open "
-    "the state with outputs= again, which writes it anew"
+    "restore it from a backup; or, if the folder belongs to this state only, delete that file, and open "
+    "the state with outputs= again, which writes it again"
 )
 _UNSAFE = re.compile(r"[^A-Za-z0-9.]+")
 
 
 def build_folder_name(name: str) -> str:
-    """Return the folder name of an output: the safe characters of its name, and 16 hex digits of its hash."""
-    # Readers of such folders ignore names with a leading dot or underscore.
+    """Return the folder name of an output: the safe characters of the output's name, and 16 hex digits of a hash."""
+    # Programs that read folders of Parquet files ignore names with a leading dot or underscore.
     readable = _UNSAFE.sub("_", name)[:READABLE].strip("._")
     digest = xxhash.xxh3_64_hexdigest(name.encode("utf-8", "surrogatepass"))
     return f"{readable}-{digest}" if readable else digest
 
 
 class OwnerRecord(StrictRecord, frozen=True):
-    """Content of ``outputs.json``: the id of the owning ``state``, and the folders of its ``outputs`` by name.
+    """Content of ``outputs.json``: the id of the owning ``state``, and the folder of each of its ``outputs``.
 
     ``at``: the address of the state at its last claim, because a copy of the state has the same id.
     """
@@ -72,15 +72,15 @@ _DECODER: Final = Decoder(OwnerRecord)
 class OwnedFolder:
     """Folder that belongs to one state.
 
-    ``site``: the folder.  ``nonce``: the nonce of the writer.  ``numbers``: a counter for the names of its files.
-    Every method raises `StorageFailed` if the disk fails.
+    ``site``: the folder.  ``nonce``: the nonce of the writer, part of the names of its files.  ``numbers``: a counter
+    for these names.  Every method raises `StorageFailed` if the disk fails.
     """
 
     def __init__(self, site: ManagedFolder, nonce: str) -> None:
         self.site, self.nonce, self.numbers = site, nonce, itertools.count()
 
     def check_folder(self, state: str | None) -> None:
-        """Raise `StateRefused` unless a state may write its outputs here; create nothing.  O(1).
+        """Raise `StateRefused` unless a state is allowed to write its outputs to the folder.  Creates nothing.  O(1).
 
         ``state``: the id of the state, None for a new state.  Raises `CorruptState` for a damaged ``outputs.json``.
         """
@@ -93,17 +93,17 @@ class OwnedFolder:
     def claim(self, state: str, at: str, names: Iterable[str]) -> None:
         """Claim the folder for a state, and durably create its missing parts.  O(names).
 
-        ``at``: the address of the state.  If several states claim the folder at once, one succeeds.  Raises the errors
-        of `check_folder`, `StateRefused` for a name that is not UTF-8, and `StorageFull`.
+        ``at``: the address of the state.  If several states claim the folder at the same time, only one state succeeds.
+        Raises the errors of `check_folder`.  Raises `StorageFull`, and `StateRefused` for a name that is not UTF-8.
         """
         wanted = {name: build_folder_name(name) for name in sorted(names)}
         try:
             encode_record([self.site.path, at, wanted])
         except UnicodeEncodeError as error:
-            odd = f"the name of a folder or an output is no UTF-8 ({error.reason}): {error.object!r}"
-            raise self.site.build_refusal(shorten(odd), "give it another name") from None
+            odd = f"the name of a folder or an output is not valid UTF-8 ({error.reason}): {error.object!r}"
+            raise self.site.build_refusal(shorten(odd), "choose another name") from None
         self.check_folder(state)
-        with self.site.translate_disk_errors("make it", opening=True):
+        with self.site.translate_disk_errors("create it", opening=True):
             self.site.create_folder()
             self.site.check_folder(self.site.path)
             found = self.read_record() or self._write_first_record(OwnerRecord(state, at, wanted))
@@ -115,12 +115,15 @@ class OwnedFolder:
             if found != (now := OwnerRecord(state, at, wanted | found.outputs)):
                 self.site.disk.rename(self._write_record_file(now), self.site.child_path(MARK))
             self.site.remove_stale_temporaries(self.site.path)
-            # A crashed process may have created parts without this sync.
+            # A crashed process may have created folders or files without a sync.
             self.site.disk.sync_dir(self.site.path)
             self.site.sync_parent_folder(self.site.path)
 
     def read_record(self) -> OwnerRecord | None:
-        """Read ``outputs.json``; None if it does not exist.  O(its bytes).  Raises `CorruptState` if it is invalid."""
+        """Read ``outputs.json``; None if the file is missing.
+
+        O(its bytes).  Raises `CorruptState` for an invalid file.
+        """
         with self.site.translate_read_errors(f"file {MARK}", missing_file_error(MARK, self.site.path), AGAIN):
             try:
                 data = self.site.disk.read(self.site.child_path(MARK), MARK_BYTES)
@@ -130,14 +133,14 @@ class OwnedFolder:
 
     def _check_owner(self, state: str | None, found: OwnerRecord | None) -> None:
         if found is not None and found.state != state:
-            this = "this one is new" if state is None else f"this one's is {state}"
+            this = "this state is new" if state is None else f"this state has the id {state}"
             raise self.site.build_refusal(
-                f"it belongs to the state with the id {found.state}, at {found.at}, and {this}",
-                "give every state a folder of its own",
+                f"it belongs to the state with the id {found.state}, at {found.at}, but {this}",
+                "use a separate folder for each state",
             )
 
     def _write_first_record(self, mark: OwnerRecord) -> OwnerRecord:
-        """Write the first owner record; return the existing one if another process wrote it first."""
+        """Write the first owner record.  If another process has just written a record, return that record."""
         temporary = self._write_record_file(mark)
         try:
             self.site.disk.link(temporary, self.site.child_path(MARK))
@@ -148,7 +151,7 @@ class OwnedFolder:
         return mark
 
     def _write_record_file(self, mark: OwnerRecord) -> str:
-        """Write the record to a temporary file with durable bytes, and return its path."""
+        """Write the record to a temporary file, make the bytes durable, and return the path of the file."""
         data = msgspec.json.format(encode_record(mark), indent=1)
         path = self.site.child_path(f".{self.nonce}-{next(self.numbers)}.part")
         self.site.write_file(path, f"write {MARK}", lambda sink: sink.write(data))
@@ -157,12 +160,12 @@ class OwnedFolder:
 
 RECORDS: Final = "_written"
 OURS: Final = b"ddflow"
-"""Metadata key for the record of the epoch, in files that the sink wrote."""
+"""Key under which the metadata of the sink's Parquet files contains the record of the epoch."""
 
 
 @dataclass(frozen=True)
 class ParquetSink(TableSink):
-    """Sink that writes one Parquet file for each epoch.  `dd.sinks.parquet` creates it and describes the options.
+    """Sink that writes one Parquet file for each epoch.  `dd.sinks.parquet` describes the options.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -180,7 +183,9 @@ class ParquetSink(TableSink):
     def __post_init__(self) -> None:
         if "://" in self.folder:
             asked = f"dd.sinks.parquet({self.folder.rpartition('@')[2]!r})"
-            raise SpecError(asked, "that is no folder of this machine", "write to a table: dd.sinks.delta, or iceberg")
+            raise SpecError(
+                asked, "that is not a folder of this machine", "write to a table: dd.sinks.delta, or iceberg"
+            )
 
     @property
     def target(self) -> str:
@@ -188,7 +193,7 @@ class ParquetSink(TableSink):
         return os.path.abspath(self.folder)
 
     def open(self, shape: TableShape) -> OpenSink:
-        """Return the folder, without creating it."""
+        """Return the open sink. The method does not create the folder."""
         return FragmentFolder(LocalPath(self.target), shape)
 
 
@@ -199,8 +204,8 @@ class FragmentFolder(OpenSink):
         self.folder, self.shape = folder, shape
 
     def written(self) -> TargetRecord | None:
-        """Read the record of the last epoch; None without one."""
-        with self._translate_errors("ask"):
+        """Read the record of the last epoch; None if there is no record."""
+        with self._translate_errors("check"):
             names = self._list_file_names(RECORDS, ".json")
             return TargetRecord(**json.loads((self.folder / RECORDS / names[-1]).read_text())) if names else None
 
@@ -210,13 +215,13 @@ class FragmentFolder(OpenSink):
 
     def occupied(self) -> bool:
         """Return whether the folder has records, or Parquet files that the sink did not write."""
-        with self._translate_errors("ask"):
+        with self._translate_errors("check"):
             return bool(self._list_file_names(RECORDS, ".json")) or len(self._list_file_names("", ".parquet")) > len(
                 self._list_unrecorded_files()
             )
 
     def prepare(self) -> None:
-        """Create the folder, or check the columns of its last file, which may lack new columns."""
+        """Create the folder, or check the columns of the last file in it.  The last file may lack new columns."""
         place = str(self.folder)
         with self._translate_errors("prepare"):
             (self.folder / RECORDS).mkdir(parents=True, exist_ok=True)
@@ -255,14 +260,14 @@ class FragmentFolder(OpenSink):
         with self._translate_errors("read"):
             stems = [LocalPath(name).stem for name in self._list_file_names(RECORDS, ".json")]
             files = [path for stem in stems if (path := self.folder / f"{stem}.parquet").exists()]
-            # The files of two epochs may declare a column with different nullability.
+            # A column can be declared nullable in the file of one epoch and not nullable in the file of another epoch.
             schema = pa.schema([field.with_nullable(True) for field in self.shape.schema])
             tables = [pq.read_table(path) for path in files]
             tables = [each.cast(pa.schema([f.with_nullable(True) for f in each.schema])) for each in tables]
             return pa.concat_tables([schema.empty_table(), *tables], promote_options="default")
 
     def _list_unrecorded_files(self) -> list[LocalPath]:
-        """List the files that the sink wrote without a record, before a crash."""
+        """List the files that have no record because a crash came between the file and its record."""
         recorded = {LocalPath(name).stem for name in self._list_file_names(RECORDS, ".json")}
         files = [
             self.folder / name for name in self._list_file_names("", ".parquet") if LocalPath(name).stem not in recorded
@@ -278,7 +283,7 @@ class FragmentFolder(OpenSink):
         def to_ours(error: Exception) -> SinkFailed | None:
             if isinstance(error, SinkRefused):
                 return None
-            return SinkFailed(f"{asked} {self.folder}", f"{type(error).__name__}: {error}", "see to the folder")
+            return SinkFailed(f"{asked} {self.folder}", f"{type(error).__name__}: {error}", "check the folder")
 
         return convert_errors((OSError, pa.ArrowException, ValueError), to_ours)
 

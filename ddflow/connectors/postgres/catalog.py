@@ -1,7 +1,8 @@
 """Read tables, keys and columns from the catalog of Postgres, and stream the rows of a query by COPY.
 
-Guarantees: a missing table, key or permission raises an error with its remedy. `stream_rows` yields Arrow tables of
-complete rows, without Python code for each cell. A place in the log (LSN) is a number, formatted like in Postgres.
+Guarantees: a missing table, key or permission raises an error that says how to fix it. `stream_rows` yields Arrow
+tables of complete rows, and runs no Python code for each cell. In this code, a place in the log (LSN) is a number;
+messages and positions show the place in the format of Postgres.
 
 >>> parse_table_name("orders", "o").quoted_name, parse_table_name("shop.my,orders", "o").wal2json_name
 ('"public"."orders"', 'shop.my\\\\,orders')
@@ -45,7 +46,7 @@ COLUMNS: Final = """
     from pg_class c join pg_namespace n on n.oid = c.relnamespace
         join pg_attribute a on a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
     where c.oid = to_regclass(%s) and array[n.nspname, c.relname]::text[] = %s order by a.attnum"""
-"""One row for each column of a table, with facts about the column and the table."""
+"""Query for the columns of a table.  Each row of the result has facts about a column and about the table."""
 LABELS: Final = """
     with recursive parts(type) as (
         select unnest(%s::bigint[])::oid union
@@ -59,14 +60,20 @@ LABELS: Final = """
     union all select 'row ' || type, string_agg(a.attnum || ' ' || a.atttypid, ', ' order by a.attnum)
     from parts join pg_type t on t.oid = type join pg_attribute a on a.attrelid = t.typrelid
     where t.typrelid <> 0 and a.attnum > 0 and not a.attisdropped group by type"""
-"""Labels of enums and attributes of composite types, also of nested types: they determine the text of values."""
+"""Query for the labels of enums and the attributes of composite types.  The query includes nested types.
+
+The text of a value depends on labels and attributes, so ddflow must notice when these change.
+"""
 OWN_TYPES: Final = 16384
 """First oid of user-defined types."""
 LOG: Final = logging.getLogger("ddflow")
 LOSSY: Final = ("real", "double precision", "numeric")
-"""Types with NaN and infinities: wal2json writes null for these, but since 2.6 it can write numbers as text."""
-NEWER: Final = "install wal2json 2.6 or later on the server, which writes them as they are"
-"""Remedy for lost values of `LOSSY` types."""
+"""Types with NaN and infinities.  wal2json writes null for NaN and infinities.
+
+From version 2.6 on, wal2json can write numbers as text, which keeps NaN and infinities.
+"""
+NEWER: Final = "install wal2json 2.6 or later on the server, which writes such values unchanged"
+"""Remedy in error messages about a lost value of a type in `LOSSY`."""
 TABLES: Final = """
     select schemaname, tablename from pg_tables where schemaname !~ '^pg_' and schemaname <> 'information_schema'"""
 UNIQUE: Final = """
@@ -78,11 +85,11 @@ UNIQUE: Final = """
     from pg_class c left join pg_index i on i.indrelid = c.oid
         and i.indisunique and i.indisvalid and i.indimmediate and i.indpred is null and i.indexprs is null
     where c.oid = to_regclass(%s) order by i.indisprimary desc, i.indexrelid"""
-"""Replica identity of a table, and the columns of each unique index."""
+"""Query for the replica identity of a table and for the columns of each of its unique indexes."""
 
 
 class SourceTable(NamedTuple):
-    """A table, and the ``input`` fed by it."""
+    """A table in Postgres, and the ``input`` that it feeds."""
 
     schema: str
     name: str
@@ -90,46 +97,50 @@ class SourceTable(NamedTuple):
 
     @property
     def full_name(self) -> str:
-        """Schema and name, quoted only if needed, for messages and positions."""
+        """Schema and name for messages and positions, quoted only if needed."""
         schema = quote_name(self.schema) if '"' in self.schema else self.schema
         return f"{schema}.{quote_name(self.name) if {'.', chr(34)} & {*self.name} else self.name}"
 
     @property
     def quoted_name(self) -> str:
-        """Schema and name for a statement."""
+        """Schema and name, quoted for a SQL statement."""
         return ".".join(map(quote_name, (self.schema, self.name)))
 
     @property
     def wal2json_name(self) -> str:
-        """Schema and name for the option ``add-tables`` of wal2json."""
+        """Schema and name, escaped for the option ``add-tables`` of wal2json."""
         return ".".join(re.sub(r"([\\,.*\s])", r"\\\1", each) for each in (self.schema, self.name))
 
 
 class TableMetadata(NamedTuple):
-    """Catalog facts about a table, for its input."""
+    """Facts about a table from the catalog of Postgres.  Some facts depend on the columns that the input declares."""
 
     gone: Sequence[str]
     """Declared columns that were dropped."""
     certain: Sequence[str]
-    """Columns of `LOSSY` types that are never null.  Each message says whether they were never null at its time."""
+    """Columns with a type in `LOSSY` that Postgres declares not null.
+
+    Each message also says whether the column was declared not null at the time of the message.
+    """
     lossy: Sequence[str]
-    """All columns of `LOSSY` types."""
+    """All columns with a type in `LOSSY`."""
     oid: int
     """Oid of the table, which survives a rename."""
     columns: Mapping[str, int]
-    """Numbers of the read columns in the catalog.  A table never uses a number twice."""
+    """Catalog numbers of the columns that the source reads.  A table never uses a column number twice."""
     last: int
-    """Greatest number of a column."""
+    """Greatest column number in the table."""
     exact: Mapping[str, pa.DataType] = MappingProxyType({})
-    """Columns of `LOSSY` types that are declared with a type without NaN and infinities."""
+    """Columns with a type in `LOSSY` for which the input declares a type without NaN and infinities."""
     types: Mapping[str, int] = MappingProxyType({})
-    """Oids of the types of the read columns."""
+    """Oids of the types of the columns that the source reads."""
     labels: Mapping[str, str] = MappingProxyType({})
-    """Result of `LABELS` for these types."""
+    """Result of the query `LABELS` for the types of the columns that the source reads."""
     file: tuple[int, int, int] = (0, 0, 0)
-    """File of the table, its TOAST table, and the oldest transaction that was still open."""
+    """The table's file number, the oid of its TOAST table, and the oldest transaction open at the time of the look-up.
+    """
     children: Sequence[str] = ()
-    """Tables that inherit from this one."""
+    """Tables that inherit from this table."""
 
 
 def parse_table_name(name: str, input: str) -> SourceTable:
@@ -138,11 +149,11 @@ def parse_table_name(name: str, input: str) -> SourceTable:
 
 
 def build_json_column_sql(name: str, kind: str | None, precise: str = "") -> str:
-    """Return SQL that formats a column as a JSON object, with its value in the form of wal2json.
+    """Return SQL that formats a column as a JSON object, in which the value has the form that wal2json writes.
 
-    ``kind``: the type of the column; None for a missing column.  ``precise``: the type name in the object.  `concat`
-    uses the output function of the type, like wal2json: a cast to text would strip the blanks of ``char(n)`` and add
-    ``/32`` to ``inet``.
+    ``kind``: the type of the column; None for a missing column.  ``precise``: the type name in the object.  The SQL
+    calls the output function of the type by `concat`, because wal2json also calls this function. A cast to text would
+    strip the blanks of ``char(n)`` and add ``/32`` to ``inet``.
     """
     said = json.dumps(
         {"name": name} | ({"type": precise} if precise else {}), ensure_ascii=False, separators=(",", ":")
@@ -163,7 +174,7 @@ def quote_literal(text: str) -> str:
 def look_up_table(connection: Any, table: SourceTable, declared: pa.Schema, first: bool) -> TableMetadata:
     """Check that a table can feed its input, and return its metadata.  Raises `UnreadableInput`, `SpecError`.
 
-    ``first``: whether this is the table's first read, so that it must have all declared columns.
+    ``first``: whether ddflow reads the table for the first time, so that it must have all declared columns.
     """
     asked = f"read the table {table.full_name} for {table.input!r}"
     with translate_errors(asked):
@@ -172,12 +183,12 @@ def look_up_table(connection: Any, table: SourceTable, declared: pa.Schema, firs
         raise UnreadableInput(asked, "there is no such table", _suggest_tables(connection, table))
     of = found[0]
     if of.relkind == "p":
-        remedy = "give each partition an input of its own, and put them together by union all"
-        raise UnreadableInput(asked, "it is partitioned, and what changes comes from its partitions", remedy)
+        remedy = "declare an input for each partition, and combine the inputs by union all"
+        raise UnreadableInput(asked, "it is partitioned, and changes come only from its partitions", remedy)
     if of.relkind != "r" or of.relpersistence != "p":
-        raise UnreadableInput(asked, "it is no table whose changes the log has", "name a table that is logged")
+        raise UnreadableInput(asked, "it is not a logged table, so the log lacks its changes", "use a logged table")
     if not {POSITION, DELETED} <= set(declared.names):
-        raise SpecError(asked, "it takes rows, and changes come as messages", "give it format=dd.formats.wal2json()")
+        raise SpecError(asked, "it takes rows, but changes come as messages", "set format=dd.formats.wal2json()")
     kinds = {row.name: row.kind for row in found if row.name not in OWN}
     gone = [name for name in declared.names if name not in kinds and name not in OWN]
     if gone and first:
@@ -188,8 +199,8 @@ def look_up_table(connection: Any, table: SourceTable, declared: pa.Schema, firs
     if first:
         refuse_row_level_security(asked, found)
     if of.relreplident == "n" or (of.relreplident == "d" and not of.keyed):
-        remedy = f"give it a primary key, or: alter table {table.quoted_name} replica identity full"
-        raise UnreadableInput(asked, "it has no replica identity, so nothing tells which row is deleted", remedy)
+        remedy = f"add a primary key, or: alter table {table.quoted_name} replica identity full"
+        raise UnreadableInput(asked, "it has no replica identity, so a delete does not name its row", remedy)
     read = [row for row in found if row.name in declared.names]
     lossy = [row.name for row in read if row.kind in LOSSY]
     exact = {name: declared.field(name).type for name in lossy}
@@ -212,31 +223,34 @@ def look_up_table(connection: Any, table: SourceTable, declared: pa.Schema, firs
 
 
 def read_catalog_columns(connection: Any, table: SourceTable) -> list[Any]:
-    """Return the rows of `COLUMNS` for a table; [] if the table does not exist, or if its name is too long."""
+    """Return the result of the query `COLUMNS` for a table; [] if the table is missing or its name is too long."""
     with connection.cursor(row_factory=import_psycopg().rows.namedtuple_row) as cursor:
         return list(cursor.execute(COLUMNS, [table.quoted_name, [table.schema, table.name]]).fetchall())
 
 
 def refuse_row_level_security(asked: str, found: Sequence[Any]) -> None:
-    """Refuse to copy a table if the role cannot see all rows.  ``found``: from `read_catalog_columns`."""
+    """Refuse to copy a table if the role cannot see all rows.  ``found``: the result of `read_catalog_columns`."""
     if found and found[0].hidden:
-        remedy = "let it read all rows: alter role ... bypassrls; or read as the owner of the table"
+        remedy = "allow it to read all rows: alter role ... bypassrls; or read as the owner of the table"
         raise UnreadableInput(asked, "row level security hides rows of it from this role", remedy)
 
 
 def refuse_unlisted_child_tables(looked: Mapping[SourceTable, TableMetadata], named: Collection[str]) -> None:
-    """Refuse a table with child tables that are not ``named``: its rows would lack the rows of the children."""
+    """Refuse a table with child tables that ``named`` lacks, because the rows of child tables are not in the table."""
     for table, each in looked.items():
         if others := [child for child in each.children if child not in named]:
-            found = f"{', '.join(others)} inherit from it, whose rows and changes are not its own"
-            remedy = "name these tables, too, each with an input of its own, and put them together by union all"
+            found = f"{', '.join(others)} inherit from it, but it lacks their rows and changes"
+            remedy = "read these tables, too, each for a separate input, and combine the inputs by union all"
             raise UnreadableInput(f"read the table {table.full_name} for {table.input!r}", found, remedy)
 
 
 def refuse_missing_columns(
     connection: Any, tables: Iterable[SourceTable], inputs: Mapping[str, pa.Schema], new: Mapping[str, Collection[str]]
 ) -> None:
-    """Refuse ``new`` columns, by input, that a table lacks.  Raises `UnreadableInput`."""
+    """Raise `UnreadableInput` if a table lacks one of the ``new`` columns of its input.
+
+    ``new``: new columns by input.
+    """
     for table in tables:
         read = {*OWN, *new.get(table.input, ())}
         if read != {*OWN}:
@@ -245,22 +259,22 @@ def refuse_missing_columns(
 
 
 def _suggest_tables(connection: Any, table: SourceTable) -> str:
-    """Build the remedy for a missing table: the tables with similar names."""
+    """Build the remedy for a missing table, which suggests tables with similar names."""
     there = {SourceTable(schema, name, "").full_name: name for schema, name in connection.execute(TABLES).fetchall()}
     name = table.full_name
     near = [each for each in there if there[each] == table.name] or get_close_matches(name, list(there), 9, 0)
     if not near:
-        return "make it, or see to the database: it has none"
-    how = "write the schema in front, capital letters as they are, and quotes around a name with a dot"
-    return f"{did_you_mean(name, near)}; {how}"
+        return "create it, or check the database: it has no tables"
+    how = "write the schema before the name, keep capital letters, and quote a name with a dot"
+    return f"{did_you_mean(name, near, 'tables')}; {how}"
 
 
 def find_key_constraints(
     connection: Any, tables: Iterable[SourceTable], keys: Mapping[str, Sequence[str]]
 ) -> dict[str, list[int]]:
-    """Refuse keys, by input, that do not identify every row of a table.  Raises `UnreadableInput`.
+    """For each table, by its full name, return the oids of the constraints that make its key unique.
 
-    Returns the oids of the constraints that make the keys unique, by the full name of each table.
+    ``keys``: key columns by input.  Raises `UnreadableInput` for a key that does not identify every row of its table.
     """
     return {
         table.full_name: _find_table_key_constraints(connection, table, keys[table.input])
@@ -270,10 +284,11 @@ def find_key_constraints(
 
 
 def _find_table_key_constraints(connection: Any, table: SourceTable, key: Sequence[str]) -> list[int]:
-    """Refuse a key that does not identify every row of a table.  Raises `UnreadableInput`.
+    """Return the oids of the constraints that make the key of a table unique.
 
-    A change identifies its row by the columns of the replica identity, so the key must be exactly these columns. If the
-    identity is full, the key must contain the columns of a unique index. Returns the oids of the constraints.
+    Raises `UnreadableInput` if the key does not identify every row. A change identifies its row by the columns of the
+    replica identity, so the key must be exactly these columns. If the identity is full, the key must contain the
+    columns of a unique index.
     """
     asked = f"read the table {table.full_name} for {table.input!r}, with key={list(key)}"
     with translate_errors(asked):
@@ -287,25 +302,28 @@ def _find_table_key_constraints(connection: Any, table: SourceTable, key: Sequen
     other = " or ".join(f"key={each}" for each in telling)
     if full:
         index = f"create unique index on {table.quoted_name} ({', '.join(map(quote_name, key))})"
-        remedy = f"give it {other}, or: {index}" if other else index
-        raise UnreadableInput(asked, "no unique index says that these differ in every row", remedy)
-    remedy = f"give it {other}" if other else f"alter table {table.quoted_name} replica identity full"
+        remedy = f"use {other}, or: {index}" if other else index
+        raise UnreadableInput(asked, "no unique index guarantees that these differ in every row", remedy)
+    remedy = f"use {other}" if other else f"alter table {table.quoted_name} replica identity full"
     if other and any(row[4] and set(row[4]) <= set(key) for row in found):
         remedy += f", or: alter table {table.quoted_name} replica identity full"
     said = " and ".join(str(each) for each in telling) or "nothing"
-    raise UnreadableInput(asked, f"its replica identity tells a row by {said}", remedy)
+    raise UnreadableInput(asked, f"its replica identity identifies a row by {said}", remedy)
 
 
 def filter_messages_with_null(text: pa.Array, name: str, more: str = "") -> pa.Array:
-    """Return the wal2json messages with null in a column.  ``more``: a pattern after the null.  O(bytes)."""
+    """Return the wal2json messages with null in a column.
+
+    ``more``: pattern of the text that follows the null.  O(bytes).
+    """
     pattern = f'{{"name":{re.escape(json.dumps(name, ensure_ascii=False))},"type":"[^"]*","value":null{more}'
     return text.filter(pc.match_substring_regex(text, pattern))
 
 
 def fill_dropped_columns(text: pa.Array, gone: Sequence[str]) -> pa.Array:
-    """Add null for dropped columns to wal2json messages without them.  O(bytes) for each column.
+    """Add null for the dropped columns ``gone`` to wal2json messages that lack these columns.
 
-    Without this an update would mean that the value is unchanged.
+    O(bytes) for each column. In an update, a missing column would mean that the value of the column is unchanged.
 
     >>> text = '{"action":"U","columns":[{"name":"id","type":"integer","value":1}]}'
     >>> fill_dropped_columns(pa.array([text]), ["n"]).to_pylist()
@@ -319,22 +337,22 @@ def fill_dropped_columns(text: pa.Array, gone: Sequence[str]) -> pa.Array:
 
 
 def translate_errors(asked: str) -> AbstractContextManager[None]:
-    """Convert errors of psycopg to ours: a failure to retry, or a mistake to fix."""
+    """Convert an error of psycopg to an error of ddflow, which is a failure to retry or a mistake to fix."""
     psycopg = import_psycopg()
     of = psycopg.errors
     remedies = {
-        of.InsufficientPrivilege: "let it: alter role ... replication; grant select on the table to ...",
+        of.InsufficientPrivilege: "allow it: alter role ... replication; grant select on the table to ...",
         of.ConfigurationLimitExceeded: "raise max_replication_slots, or drop a slot",
-        of.UndefinedFile: "install wal2json on the server: apt install postgresql-15-wal2json, or of its version",
-        of.CharacterNotInRepertoire: "correct the value: a database in SQL_ASCII takes bytes that are no UTF-8",
-        of.UndefinedObject: "it was dropped: begin a new state, with a new copy",
+        of.UndefinedFile: "install wal2json on the server: apt install postgresql-15-wal2json, or for its version",
+        of.CharacterNotInRepertoire: "correct the value: a database in SQL_ASCII accepts bytes that are not UTF-8",
+        of.UndefinedObject: "it was dropped: create a new state, with a new copy",
     }
 
     def to_ours(error: Exception) -> SourceFailed | UnreadableInput:
         said = first_line(error)
         remedy = next((remedy for kind, remedy in remedies.items() if isinstance(error, kind)), None)
         if isinstance(error, of.ObjectNotInPrerequisiteState) and "wal_level" in said:
-            remedy = "set wal_level to logical, and start the server again"
+            remedy = "set wal_level to logical, and restart the server"
         if isinstance(error, of.InvalidParameterValue) and re.search(r"\boption\b", said):
             remedy = "install wal2json 2.0 or later on the server"
         if remedy is not None:
@@ -342,18 +360,21 @@ def translate_errors(asked: str) -> AbstractContextManager[None]:
         if (locked := find_login_remedy(said)) is not None:
             return SourceNotLetIn(asked, said, locked)
         in_use = "end the other reader, or its session: select pg_terminate_backend(...), with its PID"
-        return SourceFailed(asked, said, in_use if isinstance(error, of.ObjectInUse) else "see to the server")
+        return SourceFailed(asked, said, in_use if isinstance(error, of.ObjectInUse) else "check the server")
 
     return convert_errors(psycopg.Error, to_ours)
 
 
 BLOCK: Final = 4 << 20
 _BETWEEN, _AROUND = "\x02", "\x01"
-"""Delimiter and quote of CSV.  Few cells need quotes, because JSON escapes both characters."""
+"""Delimiter and quote character of CSV.
+
+Few cells need quotes, because JSON texts escape the delimiter and the quote character.
+"""
 
 
 def stream_rows(connection: Any, query: str) -> Iterator[pa.Table]:
-    """Stream the result of a query by COPY, in the columns ``lsn`` and ``data``."""
+    """Stream the result of a query by COPY, as Arrow tables with the columns ``lsn`` and ``data``."""
     form = f"format csv, delimiter {quote_literal(_BETWEEN)}, quote {quote_literal(_AROUND)}"
     with connection.cursor().copy(f"copy ({query}) to stdout ({form})") as copy:
         block = pa.BufferOutputStream()
@@ -377,12 +398,12 @@ def parse_lsn(lsn: str) -> int:
 
 
 def format_lsn(at: int) -> str:
-    """Format a place in the log (LSN) like Postgres."""
+    """Format a place in the log (LSN) in the notation of Postgres."""
     return f"{at >> 32:X}/{at & 0xFFFFFFFF:X}"
 
 
 def build_message_batch(data: pa.ChunkedArray) -> pa.RecordBatch:
-    """Convert messages to a batch for an input, in the column ``value``."""
+    """Convert messages to a batch for an input.  The column ``value`` contains the messages."""
     return pa.record_batch({"value": data.combine_chunks() if data.num_chunks != 1 else data.chunk(0)})
 
 
@@ -397,7 +418,10 @@ def parse_commit_time(message: str) -> float | None:
 
 
 def _parse_csv(block: pa.Buffer) -> pa.Table:
-    """Parse complete rows of CSV from Arrow's memory, because Arrow's thread may free it after Python has ended."""
+    """Parse complete rows of CSV.
+
+    Arrow allocates the memory of the block, because one of Arrow's threads can free it after Python has ended.
+    """
     convert = csv.ConvertOptions(column_types={"lsn": pa.string(), "data": pa.string()})
     read: Any = csv.ReadOptions(use_threads=False, block_size=block.size + 1)
     read.column_names = ["lsn", "data"]

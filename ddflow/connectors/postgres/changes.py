@@ -1,9 +1,10 @@
 """Read tables as wal2json messages: copies of all rows in a snapshot, and complete transactions from a slot.
 
-Guarantees: a peek does not advance the slot, so it returns the same changes until `ReplicationSlot.advance_slot`. Since
-wal2json 2.6 numbers arrive as text, so NaN and infinities keep their value.
-Limits: older versions write null for them. Such a null in a column declared not null ends the run. For other columns
-ddflow looks up some rows, and warns once for each column. It does not find a value that was NaN only for a while.
+Guarantees: a peek does not advance the slot, so peeks return the same changes until `ReplicationSlot.advance_slot`.
+wal2json 2.6 and later versions write numbers as text, so NaN and infinities keep their value. Limits: older versions of
+wal2json write null for NaN and infinities. In a column that is declared not null, a null that stands for NaN or an
+infinity ends the run. For a nullable column, ddflow looks up some rows, and warns once. ddflow does not notice a NaN
+that was replaced before the look-up.
 
 >>> looked = TableMetadata([], ["x"], ["x"], 9, {"x": 1}, 1)
 >>> build_wal2json_options({SourceTable("public", "orders", "orders"): looked}, timed=False)["add-tables"]
@@ -47,13 +48,13 @@ from ddflow.errors import UnreadableInput
 OPTION: Final = "numeric-data-types-as-string"
 """Option of wal2json that writes numbers as text."""
 SAMPLE: Final = 1000
-"""Largest number of rows with a null to look up at a time for each column."""
+"""Largest number of rows with a null that one look-up covers, for each column."""
 
 
 class NonFiniteNumbers:
     """Handler of NaN and infinities in messages.
 
-    ``as_text``: whether to request numbers as text.  ``nulls``: messages with a null, by table and column.
+    ``as_text``: whether to request numbers as text.  ``nulls``: collected messages with a null, by table and column.
 
     >>> numbers, of = NonFiniteNumbers(), SourceTable("public", "t", "t")
     >>> numbers.build_text_options([looked := TableMetadata([], [], ["v"], 9, {"id": 1, "v": 2}, 2)])
@@ -70,11 +71,14 @@ class NonFiniteNumbers:
         self._warned = set[tuple[SourceTable, str]]()
 
     def build_text_options(self, looked: Iterable[TableMetadata]) -> dict[str, str]:
-        """Return further options of wal2json for some tables."""
+        """Return the options of wal2json that request numbers as text; {} if no table needs these options."""
         return {OPTION: "true"} if self.as_text and any(each.lossy for each in looked) else {}
 
     def detect_text_refusal(self, error: Exception) -> bool:
-        """Return whether a server refused to write numbers as text.  Later reads then do not request it."""
+        """Return whether a server refused to write numbers as text.
+
+        After a refusal, later reads do not request text.
+        """
         if not self.as_text or OPTION not in str(error):
             return False
         self.as_text = False
@@ -94,14 +98,14 @@ class NonFiniteNumbers:
     def replace_nonfinite_numbers(
         self, text: pa.Array, table: SourceTable, looked: TableMetadata, key: Sequence[str]
     ) -> pa.Array:
-        """Replace NaN and infinities with null, in messages of a table, if the declared type cannot hold them.
+        """Replace NaN and infinities with null in those columns of messages whose declared type has neither.
 
-        O(bytes) for each column.  Raises `UnreadableInput` if the column is declared not null, also for a null written
-        by wal2json.
+        O(bytes) for each column.  Raises `UnreadableInput` if Postgres declares the column not null, even if wal2json
+        itself wrote the null.
         """
         for name in looked.certain:
             if len(lost := filter_messages_with_null(text, name, ',"optional":false')):
-                found = f"wal2json wrote null for {name!r}, which is never null: it is NaN or infinite"
+                found = f"wal2json wrote null for {name!r}, which is declared not null: it is NaN or infinite"
                 raise _build_never_null_error(table, looked, name, f"{found}{_describe_row(lost[0].as_py(), key)}")
         for name, kind in looked.exact.items():
             cell = f'({{"name" ?: ?{re.escape(json.dumps(name, ensure_ascii=False))}, ?'
@@ -110,7 +114,7 @@ class NonFiniteNumbers:
             if not len(lost):
                 continue
             text = pc.replace_substring_regex(text, cell, r"\1null")
-            # Warn only for the new values: earlier messages already brought the old ones.
+            # Warn only of new values, because an earlier message contained each old value.
             lost = pc.replace_substring_regex(lost, r',"identity":\[.*$', "")
             lost = lost.filter(pc.match_substring_regex(lost, cell))
             if len(lost):
@@ -118,24 +122,27 @@ class NonFiniteNumbers:
                 row = _describe_row(message, key)
                 (_, value), *_ = re.findall(cell, message)
                 if name in looked.certain:
-                    found = f"{name!r} is {value}{row}, which {kind} cannot hold, and it is never null"
+                    found = f"{name!r} is {value}{row}, which {kind} cannot hold, and it is declared not null"
                     raise _build_never_null_error(table, looked, name, found)
                 self._warn_of_null_once(table, looked, name, f"{value}{row}")
         return text
 
     def _warn_of_null_once(self, table: SourceTable, looked: TableMetadata, name: str, found: str) -> None:
-        """Warn of a value that became null, once for each column."""
+        """Warn, once for each column, that a value became null."""
         if (table, name) not in self._warned:
             self._warned.add((table, name))
             kind = looked.exact.get(name)
-            why = f"as wal2json wrote it: {NEWER}" if kind is None else f"because {kind} cannot hold it"
-            why += "" if kind is None else "; to keep it, begin a new state that declares the column as str"
-            warnings.warn(f"{table.full_name}: {name!r} is {found}, and null here, {why}", stacklevel=2)
+            why = f"because wal2json wrote null: {NEWER}" if kind is None else f"because {kind} cannot hold it"
+            why += "" if kind is None else "; to keep it, create a new state that declares the column as str"
+            warnings.warn(f"{table.full_name}: {name!r} is {found}, but null in this state, {why}", stacklevel=2)
 
     def warn_of_nulled_numbers(
         self, connection: Any, looked: Mapping[SourceTable, TableMetadata], keys: Mapping[str, Sequence[str]]
     ) -> None:
-        """Look up the rows of collected messages, and warn of columns with NaN or an infinity.  ``keys``: by input."""
+        """Look up the rows of collected messages, and warn of columns with NaN or an infinity.
+
+        ``keys``: the key columns by input.
+        """
         for (table, name), texts in self.nulls.items():
             key = keys.get(table.input, ())
             kinds, cells = parse_key_values(texts, key)
@@ -158,7 +165,10 @@ class NonFiniteNumbers:
 
 
 def parse_key_values(messages: Sequence[str], key: Sequence[str]) -> tuple[list[str], list[list[str]]]:
-    """Return the types and the values of a key in messages, by column; empty if no message has it.  O(bytes)."""
+    """Return the type and the values of each key column in messages; empty lists if no message has the key.
+
+    O(bytes).
+    """
     rows = [{each["name"]: each for each in json.loads(text)["columns"]} for text in messages]
     rows = [row for row in rows if key and all(name in row for name in key)]
     kinds = [str(rows[0][name]["type"]) for name in key] if rows else []
@@ -166,7 +176,7 @@ def parse_key_values(messages: Sequence[str], key: Sequence[str]) -> tuple[list[
 
 
 def _describe_row(message: str, key: Sequence[str]) -> str:
-    """Describe the row of a message by its key; "" if the message lacks it."""
+    """Describe the row of a message by its key; "" if the message lacks the key."""
     cells = {each["name"]: each["value"] for each in json.loads(message)["columns"]}
     row = {name: cells[name] for name in key if name in cells}
     return f" in the row {row}" if row and len(row) == len(key) else ""
@@ -175,15 +185,15 @@ def _describe_row(message: str, key: Sequence[str]) -> str:
 def _build_never_null_error(table: SourceTable, looked: TableMetadata, name: str, found: str) -> UnreadableInput:
     """Build the error for a value that would be null in a column declared not null."""
     column = quote_name(name)
-    null = f"to have null for it: alter table {table.quoted_name} alter {column} drop not null, until a run has read it"
+    null = f"to accept null: alter table {table.quoted_name} alter {column} drop not null, until a run has read it"
     text = f"add column ... text generated always as ({column}::text) stored"
-    kept = f"to keep it: alter table {table.quoted_name} {text}, and a new state that declares that column"
+    kept = f"to keep it: alter table {table.quoted_name} {text}, and create a new state that declares that column"
     remedy = f"{null}; or {kept}" if name in looked.exact else f"{NEWER}; or {null}; or {kept}"
     return UnreadableInput(f"read the table {table.full_name} for {table.input!r}", found, remedy)
 
 
 _IDENTITY: Final = '"identity":['
-"""Text before the columns that identify a changed row."""
+"""Text in a message before the columns that identify the changed row."""
 _STRING: Final = r'"(?:[^"\\]|\\.)*"'
 """Pattern of a JSON string."""
 
@@ -191,9 +201,12 @@ _STRING: Final = r'"(?:[^"\\]|\\.)*"'
 class SlotChanges(NamedTuple):
     """Transactions from a slot.
 
-    ``rows``: by input.  ``lsn``, ``commit``: the place and the message of the last commit; "" and "{}" without one.
-    ``size``: bytes.  ``messages``: their number.  ``untold``: the tables with a needed value missing in the log, each
-    with the reason.  ``lost``: the tables with changed rows missing in the log, each with the reason.
+    - ``rows``: messages by input.
+    - ``lsn``, ``commit``: place and message of the last commit; "" and "{}" if no transaction was read.
+    - ``size``: number of bytes that were read.
+    - ``messages``: number of messages that were read.
+    - ``untold``: tables for which the log lacks a needed value, each with the reason.
+    - ``lost``: tables for which the log lacks changed rows, each with the reason.
     """
 
     rows: dict[str, list[pa.RecordBatch]]
@@ -206,7 +219,7 @@ class SlotChanges(NamedTuple):
 
 
 def build_wal2json_options(looked: Mapping[SourceTable, TableMetadata], timed: bool) -> dict[str, str]:
-    """Return the options of wal2json."""
+    """Return the options of wal2json for some tables.  ``timed``: whether to request commit times."""
     filtered = ",".join(table.wal2json_name for table in looked)
     given = {"format-version": "2", "include-lsn": "true", "add-tables": filtered}
     if any(each.certain for each in looked.values()):
@@ -227,9 +240,9 @@ def peek_slot_changes(
     most: int | None = None,
     timed: bool = False,
 ) -> SlotChanges:
-    """Read transactions up to the place ``upto`` in the log, or about ``most`` messages.  O(bytes).
+    """Read transactions up to the place ``upto`` in the log, or until about ``most`` messages are read.  O(bytes).
 
-    ``keys``: by input.  ``timed``: whether to request commit times in messages.
+    ``keys``: key columns by input.  ``timed``: whether to request commit times in messages.
     """
     if not looked:
         return SlotChanges({}, "", "", 0, 0, {}, {})
@@ -255,20 +268,21 @@ def peek_slot_changes(
     for table, each in looked.items():
         texts, key = [batch.column(0) for batch in rows.get(table.input, ())], keys.get(table.input, ())
         if any(text.startswith("no ") and text.endswith(f'"{table.schema}"."{table.name}"') for text in said):
-            lost[table] = (
-                "rows were updated or deleted while it had no replica identity, and the log has no key of them"
-            )
+            lost[table] = "rows were updated or deleted while it had no replica identity, so the log lacks their keys"
         elif any(_has_other_replica_identity(text, key) for text in texts):
             lost[table] = "rows were updated or deleted while its replica identity was not the key"
         elif any(has_missing_value(text, each, key) for text in texts):
-            remedy = f"the log has it after: alter table {table.quoted_name} replica identity full"
-            untold[table] = f"a row got another key, and a large value of it is not in the log; {remedy}"
+            remedy = f"to log such values: alter table {table.quoted_name} replica identity full"
+            untold[table] = f"the key of a row changed, and the log lacks a large value of that row; {remedy}"
     return SlotChanges(rows, lsn, commit, size, count, untold, lost)
 
 
 @contextmanager
 def _collect_warnings(connection: Any) -> Iterator[list[str]]:
-    """Collect the warnings of the server: wal2json omits changes of rows without a replica identity, and warns."""
+    """Collect the warnings of the server.
+
+    wal2json omits changes of rows without a replica identity, and reports that as a warning.
+    """
     said = list[str]()
 
     def note(warning: Any) -> None:
@@ -282,7 +296,7 @@ def _collect_warnings(connection: Any) -> Iterator[list[str]]:
 
 
 def _has_other_replica_identity(text: pa.Array, key: Sequence[str]) -> bool:
-    """Return whether an update or a delete identifies its row by other columns than the key.  O(bytes).
+    """Return whether some update or delete identifies its row by columns other than the key.  O(bytes).
 
     >>> one = '{"action":"D","identity":[{"name":"id","type":"integer","value":1}]}'
     >>> [_has_other_replica_identity(pa.array([one]), key) for key in (["id"], ["id", "of"], [])]
@@ -290,7 +304,7 @@ def _has_other_replica_identity(text: pa.Array, key: Sequence[str]) -> bool:
     """
     for name in key:
         cell = f'{{"name":{json.dumps(name, ensure_ascii=False)},'
-        # A plain text search finds the first column faster than a pattern.
+        # To find the first column, a search for plain text is faster than a pattern.
         some = text.filter(pc.invert(pc.match_substring(text, _IDENTITY + cell)))
         some = some.filter(pc.match_substring(some, _IDENTITY))
         if (
@@ -302,10 +316,10 @@ def _has_other_replica_identity(text: pa.Array, key: Sequence[str]) -> bool:
 
 
 def has_missing_value(text: pa.Array, looked: TableMetadata, key: Sequence[str]) -> bool:
-    """Return whether an update that changes a row's key lacks a value.  O(bytes).
+    """Return whether some update changes the key of a row and lacks a value of the row.  O(bytes).
 
-    The log may omit a large unchanged value, unless it contains the old row in full. The value is then known only for
-    the old key.
+    The log may omit a large unchanged value, unless the log contains the old row in full. An omitted value is known
+    only under the old key.
 
     >>> head, now = '{"action":"U","columns":[', '{"name":"id","type":"integer","value":1}'
     >>> had, looked = now.replace("1", "2"), TableMetadata([], [], [], 9, {"id": 1, "v": 2}, 2)
@@ -325,7 +339,7 @@ def has_missing_value(text: pa.Array, looked: TableMetadata, key: Sequence[str])
 
 
 def _extract_column_value(text: pa.Array, name: str) -> pa.Array:
-    """Extract the unparsed value of a column from each text; null if the text lacks it.  O(bytes)."""
+    """Extract the value of a column, unparsed, from each text; null if the text lacks the column.  O(bytes)."""
     head = f'"name":{re.escape(json.dumps(name, ensure_ascii=False))},"type":{_STRING},"value":'
     return pc.struct_field(pc.extract_regex(text, f"{head}(?P<value>{_STRING}|[^,}}]*)"), 0)
 
@@ -333,7 +347,7 @@ def _extract_column_value(text: pa.Array, name: str) -> pa.Array:
 def _split_by_table(
     data: pa.ChunkedArray, looked: Mapping[SourceTable, TableMetadata]
 ) -> Iterator[tuple[SourceTable, pa.Array]]:
-    """Yield the messages of each table.  Begin and commit messages belong to no table."""
+    """Yield pairs of a table and the messages of the table.  Begin and commit messages belong to no table."""
     text = build_message_batch(data.filter(pc.invert(pc.match_substring_regex(data, r'^\{"action":"[BCM]"')))).column(0)
     if len(text) and len(looked) == 1:
         yield next(iter(looked)), text
@@ -349,8 +363,8 @@ def _split_by_table(
 class SlotStart(NamedTuple):
     """Start of a slot.
 
-    ``lsn``: its place in the log.  ``snapshot``: the name of the snapshot at that place.  ``since``: an earlier place;
-    all changes from the slot come after it.
+    ``lsn``: place in the log where the slot starts.  ``snapshot``: name of the snapshot at that place.  ``since``: an
+    earlier place in the log; all changes from the slot come after it.
     """
 
     lsn: str
@@ -369,9 +383,10 @@ def copy_rows(
 ) -> Iterator[Polled]:
     """Read all rows of tables in one transaction.  O(bytes).
 
-    ``beside``: receives the undeclared columns, by input.  ``held``: returns, for a table, a function that calls
-    `NonFiniteNumbers.replace_nonfinite_numbers`. ``whole``: inputs that get their rows in one batch, as their full
-    contents.
+    - ``begins``: the start of the slot whose snapshot the transaction uses.
+    - ``beside``: the function adds the undeclared columns to this dict, by input.
+    - ``held``: a function that returns for a table a call of `NonFiniteNumbers.replace_nonfinite_numbers`.
+    - ``whole``: inputs that get all rows in one batch, as their full contents.
     """
     run = connection.execute
     run("begin isolation level repeatable read read only")

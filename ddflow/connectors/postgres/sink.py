@@ -1,7 +1,7 @@
 """Write an output to a table of Postgres.
 
-An epoch is one transaction. It inserts rows by COPY, updates changed rows in place, and deletes rows by arrays of keys.
-Postgres uses an index for ``=`` only, and ``=`` does not match null, so separate statements handle keys with a null.
+An epoch is one transaction, in which rows are inserted by COPY, updated in place, and deleted by arrays of keys.
+Postgres uses an index only for ``=``, which does not match null. Separate statements therefore handle keys with a null.
 No repr, message or manifest shows a password.
 
 >>> PostgresSink("postgresql://me:secret@db/shop", "by_city").target
@@ -50,9 +50,10 @@ __all__ = ["PostgresSink", "find_postgres_type"]
 AT_ONCE: Final = 1 << 20
 """Largest number of keys in one statement."""
 UNSET: Final = (("lock_timeout", "0", "10s"), ("synchronous_commit", "off", "local"))
-"""Settings of a writing session: the name, the value to replace, and the new value.
+"""Settings of a session that writes, as triples: the name, the value to replace, and the new value.
 
-A lock wait of 10 s is a failure, and ddflow retries it. An acknowledged commit survives a crash of the server.
+A write that has waited 10 s for a lock fails, and ddflow retries the write. An acknowledged commit survives a crash of
+the server.
 """
 NETWORK: Final = {
     "connect_timeout": 10,
@@ -61,7 +62,10 @@ NETWORK: Final = {
     "keepalives_count": 3,
     "tcp_user_timeout": 30_000,
 }
-"""Options of libpq that limit the time to notice a lost server; the address and the environment override them."""
+"""Options of libpq that limit the time to notice a lost server.
+
+The address and the environment override the options.
+"""
 HEARD: Final = 2.0
 """Seconds to wait for a server to accept a cancellation."""
 SESSION: Final = {
@@ -87,23 +91,27 @@ SESSION: Final = {
     "tcp_keepalives_interval": "10",
     "tcp_keepalives_count": "3",
 }
-"""Settings of every session, which override the role's and the database's: the text formats, and no time limits."""
-READS: Final = {"lock_timeout": "0", "search_path": "public", "client_min_messages": "warning"}
-"""Further settings of a reading session.
+"""Settings of every session: fixed text formats, and no time limits.
 
-A slot may wait long for open transactions. wal2json reports omitted changes as warnings.
+Session settings override settings of the role and the database.
+"""
+READS: Final = {"lock_timeout": "0", "search_path": "public", "client_min_messages": "warning"}
+"""Further settings of a session that reads.
+
+The creation of a slot may wait for open transactions for a long time, so a session that reads has no lock timeout.
+wal2json reports omitted changes as warnings, so warnings must reach the client.
 """
 NOT_DISTINCT: Final = 15_00_00
 """First server version with unique indexes that treat nulls as equal."""
 LOCKED: Final = (
-    (r'FATAL: +(role|database) "[^"]*" does not exist', "mend the address"),
-    (r'FATAL: +role "[^"]*" is not permitted to log in', "let it: alter role ... login"),
-    (r"FATAL: .*authentication failed", "mend the user or the password: PGPASSWORD, or ~/.pgpass"),
-    (r"no password supplied", "give the password: PGPASSWORD, or ~/.pgpass"),
-    (r"FATAL: +no pg_hba.conf entry", "let the user in: add a line to the server's pg_hba.conf"),
-    (r"FATAL: +must be superuser or replication role", "let it: alter role ... replication"),
+    (r'FATAL: +(role|database) "[^"]*" does not exist', "fix the address"),
+    (r'FATAL: +role "[^"]*" is not permitted to log in', "allow it: alter role ... login"),
+    (r"FATAL: .*authentication failed", "fix the user or the password: PGPASSWORD, or ~/.pgpass"),
+    (r"no password supplied", "set the password: PGPASSWORD, or ~/.pgpass"),
+    (r"FATAL: +no pg_hba.conf entry", "allow the user: add a line to the server's pg_hba.conf"),
+    (r"FATAL: +must be superuser or replication role", "allow it: alter role ... replication"),
 )
-"""Texts of a rejected login, each with its remedy."""
+"""Patterns of error texts for a rejected login, and the remedy for each pattern."""
 TYPES: Final[dict[pa.DataType, str]] = {
     pa.bool_(): "boolean",
     pa.int8(): "smallint",
@@ -123,41 +131,44 @@ TYPES: Final[dict[pa.DataType, str]] = {
 
 def import_psycopg() -> Any:
     """Import psycopg.  Raises `MissingExtra`."""
-    return import_extra("speak to Postgres", "postgres", "psycopg")
+    return import_extra("connect to Postgres", "postgres", "psycopg")
 
 
 def find_login_remedy(said: str) -> str | None:
     """Return the remedy for a rejected login; None for a failure that a retry may solve.
 
-    The error of a rejected login has no SQLSTATE, so this function matches the text of a server that speaks English.
+    The error of a rejected login has no SQLSTATE, so this function matches the error text. Only texts in English match.
 
     >>> texts = 'role "me" does not exist', "the database system is starting up"
     >>> [find_login_remedy(f"FATAL:  {text}") for text in texts]
-    ['mend the address', None]
+    ['fix the address', None]
     """
     return next((remedy for text, remedy in LOCKED if re.search(text, said)), None)
 
 
 def parse_address(url: str, what: str) -> dict[str, Any]:
-    """Split an address into its parts.  ``what``: for messages.  Raises `SpecError` that does not show the address."""
+    """Split an address into its parts.  ``what``: a description of the request for error messages. Raises `SpecError`.
+
+    The error message does not show the address.
+    """
     psycopg = import_psycopg()
     check_percent_encoding(url, what)
     try:
         return dict(psycopg.conninfo.conninfo_to_dict(url))
     except psycopg.Error as error:
         said = str(error).strip()
-    # Raised outside the except block, because the driver's error repeats the address.
-    found, remedy = "its address is none of Postgres", "write postgresql://USER@HOST:PORT/DATABASE"
+    # The error is raised outside the except block, because the driver's error contains the address.
+    found, remedy = "its address is not a Postgres address", "write postgresql://USER@HOST:PORT/DATABASE"
     option = re.fullmatch(r'invalid URI query parameter: "(\w+)"', said)
     known = ["slot", "recopy", *(each.keyword.decode() for each in psycopg.pq.Conninfo.get_defaults())]
-    # A text unlike any option may be part of a password with a slash, so the message must not show it.
+    # A text that resembles no option may be part of a password with a slash, so the message must not show the text.
     if option is not None and (near := get_close_matches(option[1], known, 3, 0.75)):
-        found, remedy = f"its address has an unknown option {option[1]!r}", did_you_mean(option[1], near)
+        found, remedy = f"its address has an unknown option {option[1]!r}", did_you_mean(option[1], near, "options")
     raise SpecError(what, found, remedy)
 
 
 def connect(url: str, what: str, settings: Mapping[str, str] = MappingProxyType({}), **how: Any) -> Any:
-    """Open a session with ``settings`` and `SESSION`, as far as the server knows them.
+    """Open a session with ``settings`` and `SESSION`.  Settings that the server does not know are left out.
 
     ``how``: options for psycopg.  Raises `SpecError` and the errors of psycopg.
     """
@@ -166,7 +177,7 @@ def connect(url: str, what: str, settings: Mapping[str, str] = MappingProxyType(
     if (breaks := BREAKS.get()) is not None:
         breaks.append(partial(abort_connection, connection))
     with undo_on_failure(connection.close):
-        # One statement without parameters, because a replication connection accepts nothing else.
+        # Use one statement without parameters, because a replication connection accepts nothing else.
         pairs = ", ".join(f"('{name}', '{value}')" for name, value in {**SESSION, **settings}.items())
         known = f"(values {pairs}) wanted(name, value) join pg_catalog.pg_settings s on lower(s.name) = wanted.name"
         connection.execute(f"select pg_catalog.set_config(wanted.name, wanted.value, false) from {known}")
@@ -176,8 +187,9 @@ def connect(url: str, what: str, settings: Mapping[str, str] = MappingProxyType(
 def abort_connection(connection: Any) -> None:
     """Make the current statement of a connection fail at once.
 
-    Asks the server to cancel it, and also shuts the socket down, because the server may be unreachable. The second
-    check of `closed` protects another connection that may have got the same descriptor meanwhile.
+    The function asks the server to cancel the statement. Because the server may be unreachable, the function also shuts
+    the socket down. The second check of `closed` protects another connection, which may have got the same file
+    descriptor in the meantime.
     """
     if not connection.closed:
         with suppress(Exception):
@@ -194,7 +206,7 @@ def format_public_address(url: str) -> str:
 
 
 def find_postgres_type(kind: pa.DataType) -> str | None:
-    """Return the Postgres type for an Arrow type, spelled like in the catalog; None if it would lose data."""
+    """Return the Postgres type for an Arrow type, as the catalog spells it; None if values would lose data."""
     if pat.is_list(kind) or pat.is_large_list(kind):
         inner = None if pat.is_nested(kind.value_type) else find_postgres_type(kind.value_type)
         return None if inner is None else f"{inner}[]"
@@ -254,7 +266,7 @@ class PostgresSink(TableSink):
             asked, said = f"connect to {self.target}", str(error).strip()
             if (locked := find_login_remedy(said)) is not None:
                 raise SinkNotLetIn(asked, said, locked) from None
-            raise SinkFailed(asked, said, "see to the server") from None
+            raise SinkFailed(asked, said, "check the server") from None
         return PostgresTable(connection, self.table, shape, self.target)
 
 
@@ -273,15 +285,18 @@ class PostgresTable(InPlaceTable):
         self.unique = " nulls not distinct" if connection.info.server_version >= NOT_DISTINCT else None
 
     def holds(self) -> None:
-        """See `SqlTable.holds`.  Also refuses long names: Postgres cuts them, so the next epoch would not find them."""
+        """See `SqlTable.holds`.
+
+        Also refuse long names: Postgres cuts a long name, so the next epoch would not find the column or table.
+        """
         super().holds()
         with self.translate_errors("ask"):
             names = [self.table, *self.shape.schema.names]
             cut = self.execute("select n from unnest(?::text[]) n where n::name::text <> n", [names])
         if cut:
-            found = f"a name has 63 bytes at most in Postgres, and {cut[0][0]!r} is longer"
+            found = f"a name in Postgres has at most 63 bytes, but {cut[0][0]!r} is longer"
             raise build_sink_refusal(
-                self.shape, self.place, found, "rename it: project the column, or give another table"
+                self.shape, self.place, found, "rename it: project the column, or use another table"
             )
 
     def prepare(self) -> None:
@@ -290,7 +305,7 @@ class PostgresTable(InPlaceTable):
         super().prepare()
 
     def execute(self, text: str, given: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """See `SqlTable.execute`.  A statement with parameters never contains a name from a user."""
+        """See `SqlTable.execute`.  A statement with parameters contains no names that a user chose."""
         found = (
             self.connection.execute(text.replace("?", "%s"), list(given)) if given else self.connection.execute(text)
         )
@@ -300,17 +315,17 @@ class PostgresTable(InPlaceTable):
         """See `SqlTable.refusal_remedy`."""
         if isinstance(error, import_psycopg().errors.InsufficientPrivilege):
             return (
-                "let the role: grant select, insert, update, delete on the table, or create on its schema, or "
+                "allow the role: grant select, insert, update, delete on the table, or create on its schema, or "
                 "temporary on the database, to ...; or, under row level security: alter role ... bypassrls"
             )
         if isinstance(error, self.clashes):
-            return "see to the constraint; where its values change places, make it deferrable initially deferred"
+            return "check the constraint; if rows exchange its values, make it deferrable initially deferred"
         return super().refusal_remedy(error)
 
     def failure_remedy(self, error: Exception) -> str:
         """See `SqlTable.failure_remedy`."""
         if isinstance(error, import_psycopg().errors.LockNotAvailable):
-            return "another session has locked the table: pg_locks and pg_blocking_pids() say which"
+            return "another session has locked the table: find it with pg_locks and pg_blocking_pids()"
         return super().failure_remedy(error)
 
     def find_sql_type(self, kind: pa.DataType) -> str | None:
@@ -340,7 +355,10 @@ class PostgresTable(InPlaceTable):
                 copy.write(out.getvalue())
 
     def delete_keys(self, table: str, keys: pa.Table) -> None:
-        """Delete the rows with the given keys.  Passes keys as arrays, so that the plan fits their number."""
+        """Delete the rows with the given keys.
+
+        The keys are passed as arrays, so that the query plan fits the number of keys.
+        """
         null = pa.array([False] * keys.num_rows)
         for column in keys.columns:
             null = pc.or_(null, pc.is_null(column))
@@ -355,17 +373,24 @@ class PostgresTable(InPlaceTable):
             if same == "=" and len(names) == 1 and not str(kinds[0]).endswith("[]"):
                 text = f"{of} where t.{names[0]} = any(%s::{kinds[0]}[])"
             for part in some.to_batches(max_chunksize=AT_ONCE):
-                # A prepared statement would have a plan for another number of keys.
+                # A prepared statement would reuse a plan that was made for a different number of keys.
                 self.connection.execute(
                     text, [_format_column_as_array(column) for column in part.columns], prepare=False
                 )
 
     def execute_and_count(self, text: str) -> int:
-        """See `InPlaceTable.execute_and_count`.  A prepared statement would have a plan for another number of rows."""
+        """See `InPlaceTable.execute_and_count`.
+
+        The statement is not prepared, because a prepared statement would reuse a plan that was made for a different
+        number of rows.
+        """
         return int(self.connection.execute(text, prepare=False).rowcount)
 
     def build_key_matches(self, keys: pa.Table) -> Sequence[KeyMatch]:
-        """Compare keys without null by ``=``, so that Postgres uses an index."""
+        """Compare keys without null by ``=``, for which Postgres uses an index.
+
+        Compare keys with null by another condition.
+        """
         names = [quote_name(name) for name in keys.schema.names]
         same, alike = (
             " and ".join(f"t.{name} {each} g.{name}" for name in names) or "true"
@@ -381,7 +406,10 @@ class PostgresTable(InPlaceTable):
         return bool(self.execute(asked, [quote_name(self.table)]))
 
     def write(self, changes: TableChanges, now: TargetRecord, before: TargetRecord | None) -> None:
-        """Write an epoch.  Analyze the key after the first epoch, else the server scans the table for a few rows."""
+        """Write an epoch.
+
+        After the first epoch, run ``analyze`` on the key, so that the server does not scan the whole table.
+        """
         super().write(changes, now, before)
         if before is None and self.shape.key:
             with self.translate_errors("analyze"):
@@ -417,7 +445,7 @@ def _to_copy_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def _find_formatter(kind: pa.DataType) -> Callable[[Any], str] | None:
-    """Return the function that formats a value in Python; None if Arrow formats it."""
+    """Return the function that formats values of a type in Python; None if Arrow can format such values."""
     if pat.is_list(kind) or pat.is_large_list(kind):
         return partial(_format_array, form=_find_formatter(kind.value_type) or str)
     return (lambda value: "\\x" + value.hex()) if find_postgres_type(kind) == "bytea" else None

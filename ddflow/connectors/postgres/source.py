@@ -1,12 +1,12 @@
 """Read tables of Postgres: a first copy, then the changes in a logical slot, as messages of wal2json.
 
-A `SlotReader` reads changes, copies, waits for a commit, or is broken; `choose_poll_action` chooses the action of a
-poll. A table outside the position, or with changes missing in the log, is copied in the snapshot of a temporary slot,
-in one epoch with the changes of the other tables up to that snapshot. During the first copy the slot is named
-`<slot>_copying`, so ddflow recognises a crashed copy.
-Guarantees: a copy uses the snapshot at the start of its slot, so a row is in the copy or in the changes, never in both.
-A poll returns complete transactions of all tables. The slot advances to committed positions only. No declaration,
-message or manifest shows a password.
+A `SlotReader` has one of four states: it reads changes, copies tables, waits for a commit, or is broken.
+`choose_poll_action` chooses the action of a poll. If a table is new, or the log lacks changes of the table, ddflow
+copies the table in the snapshot of a temporary slot. The epoch of the copy also has the changes of all other tables up
+to that snapshot. During the first copy, the slot has the name `<slot>_copying`, so ddflow recognises a copy that
+crashed. Guarantees: a copy uses the snapshot at the start of its slot, so each row comes from the copy or from the
+changes, never from both. A poll returns complete transactions of all tables. The slot advances to committed positions
+only. No declaration, message or manifest shows a password.
 
 >>> of = PostgresSource("postgresql://me:secret@db/shop", {"public.orders": "orders"}, "shop", False)
 >>> of.target, of.inputs("shop")
@@ -59,14 +59,15 @@ LONGEST: Final = 63 - len(COPYING)
 _SLOTS: Final = """
     select slot_name, active, confirmed_flush_lsn::text, coalesce(to_jsonb(s) ->> 'wal_status', '') = 'lost'
     from pg_replication_slots s where slot_name = any(%s)"""
-LOST: Final = "the server removed the log that the slot had unread"
-RAISE: Final = "raise max_slot_wal_keep_size on the server, or -1 for no limit"
+LOST: Final = "the server removed log that the slot had not read"
+RAISE: Final = "raise max_slot_wal_keep_size on the server, or set it to -1 for no limit"
 MESSAGE: Final = (150, 1024)
-"""Smallest size of a wal2json message in bytes, and the assumed size before the first message."""
+"""Two sizes of a wal2json message in bytes: the smallest possible size, and the size assumed before the first message.
+"""
 STILL: Final = 16 << 20
-"""Bytes of log without changes of the tables, after which the slot still advances."""
+"""Number of bytes of log after which the slot advances even if the log has no changes of the tables."""
 PATIENCE: Final = 5.0
-"""Seconds before the first warning that a slot waits for transactions."""
+"""Seconds after which ddflow first warns that the creation of a slot waits for open transactions."""
 _NOW: Final = (
     "select pg_current_wal_insert_lsn()::text, (txid_snapshot_xmax(txid_current_snapshot()) % (1::bigint << 32))::text"
 )
@@ -74,13 +75,16 @@ _OPEN: Final = """
     select distinct coalesce('PID ' || l.pid, 'prepared transaction ' || quote_literal(p.gid))
     from pg_locks l left join pg_prepared_xacts p on p.transaction = l.transactionid
     where l.locktype = 'transactionid' and l.granted and age(l.transactionid) >= age(%s::xid)"""
-"""Open transactions in all databases that began before a given one."""
+"""Query for open transactions, in all databases, that began before a given transaction."""
 _NAME: Final = re.compile(r"[a-z0-9_]+")
 
 
 @dataclass(frozen=True)
 class PostgresSource(Source):
-    """See `dd.sources.postgres`.  ``tables``: the input of each table; "" for the name of the attached source."""
+    """See `dd.sources.postgres`.
+
+    ``tables``: the input of each table; "" for the name under which the source is attached.
+    """
 
     url: str = field(repr=False)
     tables: Mapping[str, str]
@@ -94,10 +98,10 @@ class PostgresSource(Source):
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.slot) or len(self.slot) > LONGEST:
-            remedy = f"use small letters, digits and _, {LONGEST} at most"
-            raise SpecError(f"slot={self.slot!r}", "that is no name of a slot", remedy)
+            remedy = f"use lower-case letters, digits and _, at most {LONGEST} characters"
+            raise SpecError(f"slot={self.slot!r}", "that is not a valid slot name", remedy)
         if not self.tables:
-            raise SpecError("dd.sources.postgres", "it names no table", "name one, or {'public.orders': 'orders'}")
+            raise SpecError("dd.sources.postgres", "it names no table", "pass one, or {'public.orders': 'orders'}")
 
     @property
     def target(self) -> str:
@@ -106,31 +110,34 @@ class PostgresSource(Source):
 
     @classmethod
     def said(cls, position: Any) -> str:
-        """Describe the place of a position in the log."""
+        """Return the place in the log (LSN) that a position contains."""
         return str(position["lsn"])
 
     @classmethod
     def placed(cls, place: int) -> int | str:
-        """Format a place in the log."""
+        """Format a place in the log (LSN) in the notation of Postgres."""
         return format_lsn(place)
 
     @classmethod
     def without(cls, position: Any, inputs: Collection[str]) -> Any:
-        """Return a position without the tables of some inputs.  ddflow copies such a table again if it returns."""
+        """Return a position without the tables of some inputs.
+
+        ddflow copies the table of an input that is added again.
+        """
         tables = {name: of for name, of in position["tables"].items() if of["input"] not in inputs}
         return {**position, "tables": tables}
 
     def inputs(self, name: str) -> Sequence[str]:
-        """Return the inputs of the tables."""
+        """Return the inputs that the tables feed."""
         return tuple(dict.fromkeys(input or name for input in self.tables.values()))
 
     def needs(self) -> None:
-        """Import psycopg, and DuckDB, which parses the messages."""
+        """Import psycopg and DuckDB.  DuckDB parses the messages."""
         import_psycopg()
         import_duckdb()
 
     def open(self, inputs: Mapping[str, pa.Schema], position: Any) -> OpenSource:
-        """Connect and look up the tables, to continue after the position or to begin with a copy."""
+        """Connect and look up the tables.  Without a position, the reader begins with a copy."""
         (only,) = inputs if len(inputs) == 1 else (None,)
         every = [parse_table_name(name, str(input or only)) for name, input in self.tables.items()]
         with translate_errors(f"connect to {format_public_address(self.url)}"):
@@ -148,7 +155,8 @@ class PostgresSource(Source):
 StateName = Literal["reading", "copying", "waiting", "broken"]
 """State of a `SlotReader`.
 
-It reads changes from the slot, copies tables, waits for a commit of its rows, or failed to advance the slot.
+A reader reads changes from the slot (``reading``), copies tables (``copying``), waits for the commit of its rows
+(``waiting``), or has failed to advance the slot (``broken``).
 """
 Action = Literal["read changes", "begin a copy", "continue the copy", "wait", "fail"]
 
@@ -157,8 +165,8 @@ Action = Literal["read changes", "begin a copy", "continue the copy", "wait", "f
 class SlotState:
     """State of a `SlotReader`.
 
-    ``snapshot``: the connection that holds the snapshot of a copy until the commit.  ``rows``: the rest of the copy.
-    ``why``: the reason of the state ``broken``.
+    ``snapshot``: the connection that holds the snapshot of a copy until the commit.  ``rows``: the rows of the copy
+    that are still unread.  ``why``: the reason for the state ``broken``.
     """
 
     name: StateName = "reading"
@@ -170,7 +178,8 @@ class SlotState:
 def choose_poll_action(state: StateName, *, has_new_tables: bool, is_behind: bool) -> Action:
     """Choose the action of a poll.
 
-    ``is_behind``: whether the copied tables may have unread changes from before the opening.
+    ``has_new_tables``: whether any table must be copied.  ``is_behind``: whether the copied tables may have unread
+    changes from before the opening.
 
     >>> choose_poll_action("reading", has_new_tables=True, is_behind=True)
     'read changes'
@@ -212,30 +221,33 @@ class SlotReader(OpenSource):
         refuse_missing_columns(self.connection, self.tables.active_tables, self.tables.inputs, new)
 
     def keyed(self, keys: Mapping[str, Sequence[str]], whole: Collection[str]) -> None:
-        """See `OpenSource.keyed`.  Each poll checks the keys again, because a table may be altered."""
+        """See `OpenSource.keyed`.  Each poll checks the keys again, because a user may alter a table."""
         self.tables.keys, self.tables.whole = dict(keys), frozenset(whole)
         with translate_errors(self.asked):
             self.tables.look_up_active_tables()
 
     @property
     def ended(self) -> bool:
-        """Whether all changes committed before the opening were read, without ``follow``."""
+        """Whether a source without ``follow`` has read all changes that were committed before the source was opened."""
         done = self._state.name == "reading" and not self.tables.to_copy
         return done and not self.of.follow and self.at >= self._until
 
     @property
     def waits(self) -> bool:
-        """Whether an epoch should end now, because a commit is due.  With ``follow``, changes may collect meanwhile."""
+        """Whether the epoch should end now, because the reader waits for a commit.
+
+        With ``follow``, the epoch can stay open, because changes can collect while the reader waits.
+        """
         return self._state.name == "waiting" and not self.of.follow
 
     def lag(self) -> int | None:
-        """Return the bytes of the log after the position; None during a copy."""
+        """Return the number of log bytes after the position; None during a copy."""
         with suppress(SourceFailed, UnreadableInput), translate_errors(self.asked):
             return max(self._find_log_end() - self.at, 0) if self._state.name != "copying" else None
         return None
 
     def poll(self, room: int) -> Polled | None:
-        """Return part of a copy, or whole transactions; None until the last rows are committed."""
+        """Return a part of a copy, or complete transactions.  Return None while the last rows are not committed."""
         is_behind = bool(self.tables.active_tables) and self.at < self._until
         with translate_errors(self.asked):
             match choose_poll_action(self._state.name, has_new_tables=bool(self.tables.to_copy), is_behind=is_behind):
@@ -249,10 +261,12 @@ class SlotReader(OpenSource):
                 case "wait":
                     return None
                 case "fail":
-                    raise SourceFailed(self.asked, f"it could not be moved on: {self._state.why}", "see to the server")
+                    raise SourceFailed(
+                        self.asked, f"ddflow could not advance it: {self._state.why}", "check the server"
+                    )
 
     def acknowledge(self, position: Any) -> None:
-        """Advance the slot; after the first commit, give it its final name."""
+        """Advance the slot to a committed position.  After the first commit, rename the slot to its final name."""
         try:
             with translate_errors(self.asked):
                 self._release_snapshot()
@@ -264,7 +278,7 @@ class SlotReader(OpenSource):
         self._committed = position
 
     def close(self) -> None:
-        """Close the connections.  Drops the slot of a first copy that was not committed."""
+        """Close the connections.  If the first copy was not committed, drop its slot."""
         copying = self._state.snapshot is not None and self._committed is None
         self._release_snapshot()
         self.connection.close()
@@ -278,7 +292,10 @@ class SlotReader(OpenSource):
             self._state = replace(self._state, snapshot=None)
 
     def _find_log_end(self) -> int:
-        """Return the flushed end of the log.  A slot does not see later bytes, and a crash may lose them."""
+        """Return the end of the flushed log.
+
+        A slot does not see bytes after the end of the flushed log, and a crash can lose these bytes.
+        """
         return parse_lsn(self.connection.execute("select pg_current_wal_flush_lsn()::text").fetchone()[0])
 
     def _build_position(self) -> SlotPosition:
@@ -291,7 +308,7 @@ class SlotReader(OpenSource):
         return holder
 
     def _begin_first_copy(self) -> None:
-        """Create the slot, and begin to copy in its snapshot."""
+        """Create the slot, and begin to copy all tables in its snapshot."""
         began = time()
         self._own.drop_abandoned_slot()
         begins = create_slot(self.connection, self._connect_snapshot(), self._own.copying_name, self.asked)
@@ -302,13 +319,13 @@ class SlotReader(OpenSource):
         self.reached = began
 
     def _begin_new_table_copy(self) -> Polled:
-        """Begin to copy the tables in `SlotTables.to_copy`."""
+        """Begin to copy the tables in `SlotTables.to_copy`, and return the first rows."""
         holder = self._connect_snapshot()
         self._state = replace(self._state, rows=self._copy_new_tables(holder))
         return self._copy_next_rows()
 
     def _copy_new_tables(self, holder: Any) -> Iterator[Polled]:
-        """Read the changes up to a new snapshot, then all rows of new tables in that snapshot."""
+        """Yield the changes of active tables up to a new snapshot, then all rows of new tables in that snapshot."""
         tables, began = self.tables, time()
         new = {table: tables.look_up_one_table(table) for table in tables.to_copy}
         for table in new:
@@ -332,13 +349,14 @@ class SlotReader(OpenSource):
         return Polled({}, self._build_position(), beside=self.tables.beside)
 
     def _read_changes(self, room: int) -> Polled | None:
-        """Read whole transactions of about ``room`` bytes."""
+        """Read complete transactions of about ``room`` bytes."""
         began, end, most = time(), self._find_log_end(), max(room // self._message_size, 1)
         if end <= self.at:
             self.reached = began
             return None
         to_copy = len(self.tables.to_copy)
-        # Ask for commit times if this poll cannot read everything: `reached` then comes from the last message.
+        # If this poll cannot read the whole log, request commit times, because `reached` is then the time of the last
+        # message.
         found = self.tables.peek_changes(self._own.called, most=most, timed=end - self.at > room)
         if len(self.tables.to_copy) != to_copy:
             return self._read_changes(room) if self.tables.active_tables else None
@@ -353,7 +371,10 @@ class SlotReader(OpenSource):
 
 
 class ReplicationSlot:
-    """A replication slot.  ``name``: its final name.  ``called``: its current name.  ``asked``: for messages.
+    """A replication slot.
+
+    ``name``: final name of the slot.  ``called``: current name of the slot.  ``asked``: the request, for messages.
+
 
     >>> ReplicationSlot(None, "shop", "read the slot 'shop'").copying_name
     'shop_copying'
@@ -368,7 +389,7 @@ class ReplicationSlot:
         return self.name + COPYING
 
     def find_slots(self) -> dict[str, tuple[bool, int, bool]]:
-        """Return, for each existing slot, whether it is in use, its place, and whether its log is lost."""
+        """Return for each existing slot: whether it is in use, its place in the log, and whether its log is lost."""
         found = self.connection.execute(_SLOTS, [[self.name, self.copying_name]]).fetchall()
         return {name: (used, parse_lsn(at), lost) for name, used, at, lost in found}
 
@@ -377,28 +398,36 @@ class ReplicationSlot:
         slots = self.find_slots()
         if self.name in slots:
             drop = f"select pg_drop_replication_slot('{self.name}')"
-            remedy = f"name another with slot=; or, where nobody needs what it has unread, drop it: {drop}"
-            raise UnreadableInput(self.asked, "it is there, and this state has no position of it", remedy)
+            remedy = f"pass another name as slot=; or, if its unread changes are not needed, drop it: {drop}"
+            raise UnreadableInput(self.asked, "it exists already, but this state has no position in it", remedy)
         if self.copying_name in slots:
             self.connection.execute("select pg_drop_replication_slot(%s)", [self.copying_name])
 
     def resume(self, at: int) -> None:
-        """Continue after a place.  Raises `SourceChanged` if the slot is missing, lost its log, or was advanced."""
+        """Continue after a place in the log.
+
+        Raises `SourceChanged` if the slot is missing, if the server removed the slot's log, or if the slot has advanced
+        beyond the place.
+        """
         slots = self.find_slots()
         found = slots.get(self.name) or slots.get(self.copying_name)
-        remedy = f"what changed since then is lost here: {ANEW}"
+        remedy = f"the changes since then are lost: {ANEW}"
         if found is None:
-            raise SourceChanged(self.asked, "there is no such slot any more", remedy)
+            raise SourceChanged(self.asked, "the slot no longer exists", remedy)
         if found[2]:
             drop = f"select pg_drop_replication_slot('{self.name}')"
             raise SourceChanged(self.asked, LOST, f"{remedy}, and drop this slot: {drop}; {RAISE}")
         if found[1] > at:
-            said = f"it was moved on to {format_lsn(found[1])}, and the state has what came before {format_lsn(at)}"
-            raise SourceChanged(self.asked, said, remedy)
+            said = f"it was advanced to {format_lsn(found[1])}, but the state has read it only up to {format_lsn(at)}"
+            again = "open the state again, in case another process committed meanwhile; if the slot is still ahead, "
+            raise SourceChanged(self.asked, said, again + remedy)
         self.advance_slot(at)
 
     def advance_slot(self, to: int) -> None:
-        """Advance the slot, and give it its final name if the server has a free slot for the renaming."""
+        """Advance the slot to a place in the log.
+
+        If the slot still has the name `copying_name`, rename the slot. The rename needs a free slot on the server.
+        """
         slots, run = self.find_slots(), self.connection.execute
         try:
             if self.name not in slots:
@@ -408,7 +437,7 @@ class ReplicationSlot:
             self.called = self.name
         except import_psycopg().errors.ConfigurationLimitExceeded:
             if self.called != self.copying_name:
-                remedy = "raise max_replication_slots, or drop a slot; it goes on under that name until then"
+                remedy = "raise max_replication_slots, or drop a slot; until then it keeps that name"
                 LOG.warning("%s: no slot is free to rename %s: %s", self.asked, self.copying_name, remedy)
             self.called = self.copying_name
         if self.called not in slots or slots[self.called][1] < to:
@@ -416,9 +445,10 @@ class ReplicationSlot:
 
 
 def create_slot(connection: Any, holder: Any, slot: str, asked: str, *, lasting: bool = True) -> SlotStart:
-    """Create a slot on a replication connection, which then holds its snapshot.  Raises the errors of psycopg.
+    """Create a slot on the replication connection ``holder``, which then holds the slot's snapshot.
 
-    ``asked``: for messages.  ``lasting``: whether the slot outlives the connection ``holder``.
+    ``asked``: the request, for messages.  ``lasting``: whether the slot outlives the connection.  Raises the errors of
+    psycopg.
     """
     psycopg = import_psycopg()
     since, now = connection.execute(_NOW).fetchone()
@@ -436,16 +466,16 @@ def create_slot(connection: Any, holder: Any, slot: str, asked: str, *, lasting:
 
 @contextmanager
 def _warn_of_open_transactions(connection: Any, asked: str, now: str) -> Iterator[None]:
-    """Warn of open transactions from before ``now`` that delay a slot: after 5 s, then once a minute."""
+    """Warn of open transactions older than ``now`` that delay the creation of a slot: after 5 s, then every minute."""
     done = Event()
 
     def warn() -> None:
         pause = PATIENCE
         while not done.wait(pause):
             pause = 60.0
-            with suppress(import_psycopg().Error):  # the slot will meet the same error
+            with suppress(import_psycopg().Error):  # the creation of the slot will raise the same error
                 open_ = ", ".join(each for (each,) in connection.execute(_OPEN, [now]).fetchall())
-                remedy = "a copy begins when they end: see pg_stat_activity, or select pg_terminate_backend(PID)"
+                remedy = "the copy begins when they end: see pg_stat_activity, or select pg_terminate_backend(PID)"
                 LOG.warning("%s: the slot waits for open transactions: %s; %s", asked, open_ or "new ones", remedy)
 
     thread = Thread(target=warn, daemon=True)
@@ -459,16 +489,19 @@ def _warn_of_open_transactions(connection: Any, asked: str, now: str) -> Iterato
 
 @contextmanager
 def warn_of_recopies(asked: str, why: Mapping[str, str]) -> Iterator[None]:
-    """Log why tables are copied again, once the copy has a slot.
+    """Log why tables are copied again.
 
-    Raises `SourceFailed` while no slot is free, because the user did not ask for the copy.
+    The function logs the reasons after the ``with`` block has created the slot for the copy.
+
+    If no slot is free, the function raises `SourceFailed`. ddflow then retries, because the user did not ask for the
+    copy.
     """
     try:
         yield
     except import_psycopg().errors.ConfigurationLimitExceeded as error:
         if not why:
             raise
-        found = f"{str(error).strip().splitlines()[0]}, and {', '.join(why)} is to be copied again, which takes one"
+        found = f"{str(error).strip().splitlines()[0]}, but copying {', '.join(why)} again needs a slot"
         raise SourceFailed(asked, found, "raise max_replication_slots, or drop a slot") from None
     for table, reason in why.items():
         LOG.warning("%s: %s is copied again: %s", asked, table, reason)

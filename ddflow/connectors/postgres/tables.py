@@ -1,11 +1,13 @@
-"""Track the tables of a slot: their position, and altered columns, types, keys and files.
+"""Track the tables of a replication slot: their entries in a position, and alterations of the tables.
 
-`SlotTables` holds the tables of a source: active tables, and tables to copy first, each with the reason for a copy.
-Guarantees: a position names the slot, the server and each table by name, oid and input. Opening fails if the slot, the
-server or an input differs; a table with another oid is copied again. Columns are identified by number, which survives a
-rename. `find_alterations` finds changes that write no rows to the log; ddflow then copies the table again, or warns.
-Limits: ddflow does not recognise a server restored from a file copy once its log has passed the position. It does not
-notice a table that was renamed back and forth between two polls.
+`SlotTables` holds the active tables of a source, and the tables to copy first, each with the reason for the copy.
+Guarantees: a position contains the slot, the server, and the name, oid and input of each table. Opening the source
+fails if the slot, the server or an input differs from the position. If the oid of a table differs from the oid in the
+position, ddflow copies the table again. Columns are identified by their numbers, because a number survives a rename.
+`find_alterations` finds alterations that write no rows to the log. After an alteration of a table, ddflow copies the
+table again, or warns.
+Limits: if a server was restored from a copy of its files, ddflow recognises this only until the server's log has passed
+the position. ddflow does not notice that a table was renamed and renamed back between two polls.
 """
 
 import warnings
@@ -30,19 +32,23 @@ from ddflow.connectors.postgres.changes import NonFiniteNumbers, SlotChanges, Sl
 from ddflow.connectors.postgres.sink import import_psycopg
 from ddflow.errors import SourceChanged, SpecError
 
-ANEW: Final = "begin a new state, with a new copy"
-LEFT: Final = "a run before this one was to do so"
-"""Reason for a copy if the position already demands it."""
+ANEW: Final = "create a new state, with a new copy"
+LEFT: Final = "an earlier run scheduled another copy of it"
+"""Reason for a copy that an earlier run requested; the request is part of the position."""
 _SYSTEM: Final = "select system_identifier::text from pg_control_system()"
 
 
 class CopiedTable(TypedDict):
     """A table in a position.
 
-    ``input``: the fed input.  ``oid``: the table's oid.  ``columns``: the numbers of the read columns.  ``last``: the
-    greatest column number at the time of the copy.  ``gone``: the declared columns that were dropped.  ``again``:
-    whether to copy the table again.  ``types``, ``labels``, ``file``: see `TableMetadata`.  ``unique``: the oids of the
-    constraints that make its key unique.
+    - ``input``: name of the input that the table feeds.
+    - ``oid``: oid of the table.
+    - ``columns``: numbers of the columns that ddflow reads.
+    - ``last``: greatest column number at the time of the copy.
+    - ``gone``: declared columns that were dropped.
+    - ``again``: whether to copy the table again.
+    - ``types``, ``labels``, ``file``: see `TableMetadata`.
+    - ``unique``: oids of the constraints that make the table's key unique.
 
     >>> orders = CopiedTable(input="orders", oid=16384, columns={"id": 1}, last=3)
     >>> position = build_position(23803720, "shop", "77", {"public.orders": orders})
@@ -67,10 +73,10 @@ class CopiedTable(TypedDict):
 
 
 class SlotPosition(TypedDict):
-    """Position of a source.
+    """Position of a Postgres source.
 
-    ``lsn``: the end of a commit in the log.  ``slot``: its name.  ``system``: the id of the server.  ``tables``: the
-    tables by full name.
+    ``lsn``: end of the last read commit in the log.  ``slot``: name of the slot.  ``system``: id of the server.
+    ``tables``: tables by full name.
     """
 
     lsn: str
@@ -80,7 +86,7 @@ class SlotPosition(TypedDict):
 
 
 def build_position(at: int, slot: str, system: str, tables: Mapping[str, CopiedTable]) -> SlotPosition:
-    """Build the position of a slot after reading up to the place ``at`` in the log."""
+    """Build the position of a slot whose changes were read up to the place ``at`` in the log."""
     return SlotPosition(lsn=format_lsn(at), slot=slot, system=system, tables=dict(tables))
 
 
@@ -89,8 +95,8 @@ def build_copied_tables(
 ) -> dict[str, CopiedTable]:
     """Build the tables of a position.
 
-    ``looked``: their current metadata.  ``before``: the tables of the last position.  ``unique``: the oids of key
-    constraints, by table.
+    ``looked``: current metadata of the tables.  ``before``: tables of the last position.  ``unique``: oids of the
+    constraints that make keys unique, by table.
     """
     out = dict[str, CopiedTable]()
     for table, each in looked.items():
@@ -113,7 +119,10 @@ def build_copied_tables(
 
 
 def read_system_id(connection: Any) -> str:
-    """Return the identifier of a server; "" if the role may not read it.  A copy of its files has the same one."""
+    """Return the identifier of a server; "" if the role is not allowed to read the identifier.
+
+    A server that runs on a copy of the files has the same identifier.
+    """
     try:
         return str(connection.execute(_SYSTEM).fetchone()[0])
     except import_psycopg().errors.InsufficientPrivilege:
@@ -121,33 +130,36 @@ def read_system_id(connection: Any) -> str:
 
 
 def check_position(asked: str, position: SlotPosition, slot: str, system: str, ends: int) -> None:
-    """Raise `SpecError` for a position of another slot, and `SourceChanged` for another server.
+    """Raise `SpecError` if the position belongs to a different slot, and `SourceChanged` if to a different server.
 
-    ``ends``: the end of the server's log, which must not be before the position.
+    ``ends``: end of the server's log.  The function also raises `SourceChanged` if the log ends before the position.
     """
     if position["slot"] != slot:
         raise SpecError(asked, f"this state reads the slot {position['slot']!r}", f"write slot={position['slot']}")
-    remedy = f"the state has changes that the server has not: {ANEW}"
+    remedy = f"the state has changes that the server does not have: {ANEW}"
     if position["system"] != system and position["system"] and system:
-        said = f"it is another server: its system identifier is {system}, and was {position['system']}"
+        said = f"it is another server: its system identifier is {system}, but was {position['system']}"
         raise SourceChanged(asked, said, remedy)
     if ends < parse_lsn(position["lsn"]):
-        said = f"the server's log ends at {format_lsn(ends)}, and the state has read it up to {position['lsn']}: "
-        raise SourceChanged(asked, f"{said}it was set back, as by restoring a copy", remedy)
+        said = f"the server's log ends at {format_lsn(ends)}, but the state has read it up to {position['lsn']}: "
+        raise SourceChanged(asked, f"{said}it was set back, for example to a backup", remedy)
 
 
 def check_same_tables(known: Mapping[str, CopiedTable], tables: Iterable[SourceTable]) -> None:
-    """Raise `SpecError` if an input has another table, or a table another input, than in the position.  O(tables)."""
+    """Raise `SpecError` if a table of the source, or the input of a table, differs from the position.
+
+    O(tables).
+    """
     by_input = {table.input: table.full_name for table in tables}
     for name, each in known.items():
         if name not in by_input.values() and each["input"] in by_input:
-            found = f"this state reads it from {name}, of which unread changes would be passed over"
+            found = f"this state reads it from {name}, and would skip unread changes of that table"
             asked = f"read {each['input']!r} from {by_input[each['input']]}"
             raise SpecError(asked, found, f"name {name}; or {ANEW}")
     for table in tables:
         was = known.get(table.full_name)
         if was is not None and was["input"] != table.input:
-            found = f"this state reads it for {was['input']!r}, and has no copy of it for {table.input!r}"
+            found = f"this state reads it for {was['input']!r}, but has no copy of it for {table.input!r}"
             asked = f"read the table {table.full_name} for {table.input!r}"
             raise SpecError(asked, found, f"let it feed {was['input']!r}; or {ANEW}")
 
@@ -157,15 +169,18 @@ _FILLED: Final = """
     from pg_attribute a left join pg_attrdef d on d.adrelid = a.attrelid and d.adnum = a.attnum
     where a.attrelid = to_regclass(%s) and a.attname = any(%s)
         and (a.attnotnull or a.atthasdef or a.atthasmissing) order by a.attnum"""
-"""New columns with a default or without nulls: old rows may have values in them that no change contains."""
+"""Query for new columns with a default or without nulls.
+
+Old rows can have values in a new column although no change contains these values.
+"""
 _OLDER: Final = """
     select exists (select from only {} where age(xmin) > age(%s::text::xid))
         and txid_snapshot_xmax(txid_current_snapshot()) - %s < 2000000000"""
-"""Whether a row is older than a given transaction; false if that transaction is too old to compare."""
+"""Query for whether a row is older than a transaction; false if the transaction is too old for the comparison."""
 
 
 def warn_of_dropped_columns(tables: Iterable[SourceTable], before: SlotPosition | None, position: SlotPosition) -> None:
-    """Warn of columns that disappeared between the position ``before`` and the committed one.  O(columns)."""
+    """Warn of columns that were dropped after the position ``before`` and up to the committed position.  O(columns)."""
     for table in tables:
         for name in sorted(_list_dropped_columns(table, position) - _list_dropped_columns(table, before)):
             was = None if before is None else before["tables"].get(table.full_name)
@@ -180,31 +195,31 @@ def _list_dropped_columns(table: SourceTable, position: SlotPosition | None) -> 
 
 
 def find_prefilled_columns(connection: Any, table: SourceTable, known: CopiedTable, now: CopiedTable) -> dict[str, str]:
-    """Return new columns that may have values in unchanged rows, each with the reason.  O(columns).
+    """Return new columns that may have values in unchanged rows, with the reason for each column.  O(columns).
 
-    Messages show the reason after the name of the column.  ``known``: the table at the last position.  Raises errors of
-    psycopg.
+    Messages show the reason after the name of the column.  ``known``: the table at the last position.  ``now``: the
+    table now.  Raises errors of psycopg.
     """
     was, gone = known["columns"], set(known.get("gone", ())) - set(now.get("gone", ()))
     fresh = {name: at for name, at in now["columns"].items() if was.get(name) != at or name in gone}
     if not fresh:
         return {}
     found = dict.fromkeys(
-        (name for name, at in fresh.items() if at <= known["last"] or at in was.values()), "was there, and not read"
+        (name for name, at in fresh.items() if at <= known["last"] or at in was.values()), "existed, but was not read"
     )
-    found |= dict.fromkeys((name for name in fresh if name in was), "is another column than before")
+    found |= dict.fromkeys((name for name in fresh if name in was), "is not the same column as before")
     added = connection.execute(_FILLED, [table.quoted_name, [name for name in fresh if name not in found]]).fetchall()
     return found | {name: f"has {how}" for name, how in added}
 
 
 def find_alterations(connection: Any, table: SourceTable, was: CopiedTable, now: CopiedTable) -> list[str]:
-    """Return reasons why rows may have values that no change contains.
+    """Return the alterations by which rows of a table may have got values that no change contains.
 
-    O(columns), or O(rows) if the table has a new file.
+    ``was``, ``now``: the table at the last position and now.  O(columns), or O(rows) if the table has a new file.
     """
     found, kinds, labels = list[str](), was.get("types", {}), was.get("labels", {})
     if was.get("unique") and now.get("unique") and not {*was["unique"]} & {*now["unique"]}:
-        found.append("its key was another, or none, for a while")
+        found.append("its key was different or missing for a while")
     found += [
         f"{name!r} has another type"
         for name, kind in now["types"].items()
@@ -218,12 +233,15 @@ def find_alterations(connection: Any, table: SourceTable, was: CopiedTable, now:
         for part, label in others.items()
     ]
     if not found and _is_table_rewritten(connection, table, was, now):
-        found.append("its rows were rewritten, as by set unlogged and back, and the log does not say what changed")
+        found.append("its rows were rewritten, as by set unlogged and set logged, but the log lacks the changes")
     return found
 
 
 def _is_table_rewritten(connection: Any, table: SourceTable, was: CopiedTable, now: CopiedTable) -> bool:
-    """Return whether `alter table` may have rewritten all rows: the TOAST table is new, and no older row remains."""
+    """Return whether `alter table` may have rewritten all rows.
+
+    The result is True if the table's file and its TOAST table are new, and no row is older than the last position.
+    """
     (file, toast, since), (new, own, _) = was.get("file", now["file"]), now["file"]
     if file == new or (toast and toast == own):
         return False
@@ -234,30 +252,30 @@ def _is_table_rewritten(connection: Any, table: SourceTable, was: CopiedTable, n
 
 
 def warn_of_alterations(table: SourceTable, columns: Mapping[str, str], why: Sequence[str]) -> None:
-    """Warn of alterations, and of the columns of `find_prefilled_columns`, in a table that cannot be copied again."""
-    text = "rows that were there may have other values in Postgres than here: to have these, begin a new state"
+    """Warn of alterations and of prefilled columns in a table that cannot be copied again."""
+    text = "older rows may have other values in Postgres than in this state: to get them, create a new state"
     said = [describe_new_column(table, name, how) for name, how in columns.items()]
     for each in (*said, *(f"{table.full_name}: {each}: {text}" for each in why)):
         warnings.warn(each, stacklevel=2)
 
 
 def describe_new_column(table: SourceTable, name: str, how: str) -> str:
-    """Describe a column from `find_prefilled_columns`.
+    """Describe a column that `find_prefilled_columns` returned.
 
     >>> table = SourceTable("public", "orders", "orders")
     >>> describe_new_column(table, "paid", "has default false")[:52]
-    'public.orders.paid has default false: rows that were'
+    'public.orders.paid has default false: older rows may'
     """
-    text = f"{table.full_name}.{name} {how}: rows that were there may have a value in Postgres that no "
+    text = f"{table.full_name}.{name} {how}: older rows may have a value in Postgres that no "
     column = quote_name(name)
-    text += "change has, and have null here until Postgres writes them: "
+    text += "change has, and have null in this state until Postgres writes them: "
     return f"{text}update {table.quoted_name} set {column} = {column}"
 
 
 class SlotTables:
-    """Tables of an open source.
+    """Tables of an open Postgres source.
 
-    ``looked``: their metadata at the opening.  ``recopy``: whether a table may be copied again.
+    ``looked``: metadata of the tables at the opening.  ``recopy``: whether ddflow may copy a table again.
 
     >>> table = SourceTable("public", "orders", "orders")
     >>> tables = SlotTables(None, {table: TableMetadata([], [], [], 9, {"id": 1}, 1)}, {}, None, recopy=False)
@@ -282,38 +300,38 @@ class SlotTables:
         refuse_unlisted_child_tables(looked, {table.full_name for table in looked})
         known = build_copied_tables(looked, {}, {}) if position is None else position["tables"]
         self.copied = {table.full_name: known[table.full_name] for table in looked if table.full_name in known}
-        """Tables for the position, by full name."""
+        """Copied tables, by full name, as the position stores them."""
         self.to_copy = {
             table: LEFT if table.full_name in known else ""
             for table in looked
             if table.full_name not in known or known[table.full_name].get("again")
         }
-        """Tables to copy, each with the reason to copy it again; "" for a new table."""
+        """Tables to copy, with the reason why ddflow copies each table again; "" for a new table."""
         self.keys: Mapping[str, Sequence[str]] = {}
         self.whole = frozenset[str]()
-        """Inputs that can get their full contents at once."""
+        """Inputs that can take their full contents in one batch."""
         self.beside = dict[str, dict[str, UndeclaredColumn]]()
         """Undeclared columns by input."""
         self.numbers = NonFiniteNumbers()
 
     @property
     def active_tables(self) -> tuple[SourceTable, ...]:
-        """Copied tables, whose changes the source reads."""
+        """Tables for which no copy is pending; the source reads the changes of these tables."""
         return tuple(table for table in self.every if table not in self.to_copy)
 
     def resume(self, position: SlotPosition) -> None:
-        """Continue with the tables of a position.  Raises `SpecError`, `SourceChanged`."""
+        """Check that the source can continue with the tables of a position.  Raises `SpecError`, `SourceChanged`."""
         check_same_tables(position["tables"], self.every)
         for table, why in self.to_copy.items():
             if why:
                 self._check_recopy_allowed(table, why)
 
     def look_up_one_table(self, table: SourceTable) -> TableMetadata:
-        """Look up one table."""
+        """Look up the metadata of one table."""
         return look_up_table(self.connection, table, self.inputs[table.input], first=table.full_name not in self.copied)
 
     def look_up_active_tables(self) -> dict[SourceTable, TableMetadata]:
-        """Look up the active tables, and request a copy of each table with changes missing in the log."""
+        """Look up the metadata of the active tables.  Request a copy of each table whose changes the log lacks."""
         looked = {table: self.look_up_one_table(table) for table in self.active_tables}
         refuse_unlisted_child_tables(looked, {table.full_name for table in self.every})
         now = build_copied_tables(looked, self.copied, find_key_constraints(self.connection, self.every, self.keys))
@@ -326,10 +344,11 @@ class SlotTables:
     def _check_for_recopy(self, table: SourceTable, was: CopiedTable, now: CopiedTable) -> None:
         """Compare a table with the last position.
 
-        If the log may lack values of its rows, request a copy, or warn if its input cannot take one.
+        If the log may lack values of the table's rows, request a copy. If the table's input cannot take a second copy,
+        warn.
         """
         if was["oid"] != now["oid"]:
-            found = f"it is another table than the one that was copied (oid {now['oid']}, and it was {was['oid']})"
+            found = f"it is not the table that was copied (its oid is {now['oid']}, but was {was['oid']})"
             self.request_recopy(table, found)
             return
         new = find_prefilled_columns(self.connection, table, was, now)
@@ -342,11 +361,11 @@ class SlotTables:
     def request_recopy(self, table: SourceTable, why: str) -> None:
         """Schedule another copy of a table.
 
-        Raises `SourceChanged` if its input cannot take full contents, or if the source has ``recopy=False``.
+        Raises `SourceChanged` if the table's input cannot take full contents, or if the source has ``recopy=False``.
         """
         if table.input not in self.whole:
             asked = f"read the table {table.full_name} for {table.input!r}"
-            raise SourceChanged(asked, why, f"what it held is lost here, as its rows are folded: {ANEW}")
+            raise SourceChanged(asked, why, f"its earlier rows are lost, because the input folds rows: {ANEW}")
         self._check_recopy_allowed(table, why)
         self.to_copy[table] = why
         self.copied[table.full_name] = {**self.copied[table.full_name], "again": True}
@@ -354,11 +373,11 @@ class SlotTables:
     def _check_recopy_allowed(self, table: SourceTable, why: str) -> None:
         """Raise `SourceChanged` if the source has ``recopy=False``."""
         if not self.recopy:
-            remedy = "run once without recopy=False, which copies the table again; or begin a new state"
+            remedy = "run once without recopy=False, which copies the table again; or create a new state"
             raise SourceChanged(f"read the table {table.full_name} for {table.input!r}", why, remedy)
 
     def peek_changes(self, slot: str, **how: Any) -> SlotChanges:
-        """Read changes from a slot like `peek_slot_changes`, and request a copy of tables with incomplete changes."""
+        """Read changes from a slot with `peek_slot_changes`.  Request a copy of each table with incomplete changes."""
         try:
             found = peek_slot_changes(
                 self.connection, slot, self.look_up_active_tables(), self.keys, self.numbers, **how
@@ -373,7 +392,7 @@ class SlotTables:
         return found
 
     def copy_tables(self, tables: Sequence[SourceTable], begins: SlotStart) -> Iterator[Polled]:
-        """Read all rows of tables in the snapshot of a slot."""
+        """Yield all rows of some tables, as they are in the snapshot of a slot."""
         whole = {table.input for table in tables if self.to_copy.get(table)}
         yield from copy_rows(
             self.connection, tables, self.inputs, begins, self.beside, self._build_nonfinite_replacer, whole

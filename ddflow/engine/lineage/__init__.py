@@ -1,4 +1,4 @@
-"""Lineage: the history of a key, from state and log, and the input rows behind the rows of an output.
+"""Lineage: the history of a key, from the state and a log, and the input rows from which output rows were made.
 
-`Reading.why` answers from here. A read of lineage changes nothing. The README of this folder lists the files.
+`Reading.why` uses this package. A lineage request changes nothing. The README of this folder lists the files.
 """

@@ -1,12 +1,13 @@
-"""Build the history of one key: its versions, its pending events and, from a log, the verdict of each of its events.
+"""Build the history of one key: its versions, its pending events and, if there is a log, the verdict of each event.
 
-The versions come from the state, which keeps winners with their orders but no losers. So `build_key_history` resolves
-the log's events of this key again with the same operator, in the order of the log. Each part of the log is one epoch;
-in hold-back mode events have their own times. Otherwise the replay has times that differ from the original steps. If
-these were days or moments, it has no times, and events have the number of their part. Full contents without the key
-appear as its deletion, if the key is held in their scope.
+The versions come from the state, which keeps winning events with their orders but does not keep losing events. So
+`build_key_history` replays all events of this key in the log with a new operator of the same kind, in the order of the
+log. In hold-back mode, replayed events keep their own times. In epoch mode, each part of the log is one epoch, and the
+number of the part is the time of its events. If the times of steps are days or timestamps, events show the number of
+their part instead of a time. If full contents lack the key and their scope includes the key's held row, the story shows
+a deletion.
 
-Limits: lateness depends on other events, so it is not shown.
+Limits: the story does not show whether an event was late, because this depends on events of other keys.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -47,12 +48,12 @@ from ddflow.time import CLOSED, INT64, NEVER
 
 
 def build_key_history(dataflow: Dataflow, input: str, key: Any, log: Any = None) -> Story:
-    """Build the story of a key. O(runs + pending events), and O(events) of a log.
+    """Build the story of a key. O(runs + pending events), plus O(events of the log).
 
-    ``key``: its value, values in the order of the key columns, or a mapping by column. ``log``: like the log of
-    `ddflow.verify`; each part of an iterable is one epoch. Raises `NotReadable` for an unknown input or an invalid key,
-    and `LogUnclear` for a log that differs from the input's calls. Also raises the errors of
-    `InputValidator.validate_rows`, and `TieRefused`.
+    ``key``: the key's value, values in the order of the key columns, or a mapping by column. ``log``: a log as for
+    `ddflow.verify`; each part of an iterable is one epoch. Raises `NotReadable` if the input is unknown or the key is
+    invalid. Raises `LogUnclear` if the log does not match the recorded calls of the input. Also raises `TieRefused`,
+    and the errors of `InputValidator.validate_rows`.
 
     >>> import ddflow as dd
     >>> flow = dd.Flow()
@@ -66,7 +67,7 @@ def build_key_history(dataflow: Dataflow, input: str, key: Any, log: Any = None)
     ...     print(build_key_history(engine.dataflow, "people", 7, log))
     the key (id=7) of 'people' holds (id=7, city='Bern', at=5)
       from 11: (id=7, city='Bern', at=5), by order (at=5)
-    its 2 events in the log (times are of the replay: one epoch for each part of the log)
+    its 2 events in the log (times are replay epochs, one for each part of the log)
       at 1: applied (id=7, city='Bern', at=5)
       at 2: stale (id=7, city='Basel', at=3); the key held order (at=5)
     """
@@ -74,7 +75,7 @@ def build_key_history(dataflow: Dataflow, input: str, key: Any, log: Any = None)
         raise NotReadable(
             f"why {key!r} of {input!r}",
             "there is no input or output of that name",
-            did_you_mean(input, [*dataflow.graph.inputs, *dataflow.flow.outputs]),
+            did_you_mean(input, [*dataflow.graph.inputs, *dataflow.flow.outputs], "names"),
         )
     upsert = dataflow.graph.inputs[input].require_keys(f"why {key!r} of {input!r}", NotReadable)
     row, fed = make_key_row(upsert.bound, key), dataflow.fed.get(input, FeedHistory())
@@ -100,7 +101,7 @@ def build_key_history(dataflow: Dataflow, input: str, key: Any, log: Any = None)
 
 
 def make_key_row(bound: BoundUpserts, key: Any) -> pa.RecordBatch:
-    """Convert a key to a row of its columns. Raises `NotReadable` for a value that is no key."""
+    """Convert a key to a batch of one row with the key columns. Raises `NotReadable` if the value cannot be a key."""
     names, asked = bound.key_schema.names, f"the key {key!r} of {bound.name!r}"
     if isinstance(key, Mapping):
         given = dict(key)
@@ -108,18 +109,23 @@ def make_key_row(bound: BoundUpserts, key: Any) -> pa.RecordBatch:
         values = list(key) if isinstance(key, tuple | list) and len(names) > 1 else [key]
         given = dict(zip(names, values, strict=False)) if len(values) == len(names) else {}
     if sorted(given) != sorted(names):
-        raise NotReadable(asked, f"its columns are {names}", "give a value for each of them")
+        raise NotReadable(asked, f"its columns are {names}", "pass a value for each of them")
     columns = []
     for field in bound.key_schema:
         value = given[field.name]
         columns.append(convert_to_column_type(field, value, asked))
         if value is None and not field.nullable:
-            raise NotReadable(asked, f"{field.name!r} is null", "no key of this input is null")
+            raise NotReadable(
+                asked, f"{field.name!r} is null", "pass a value, because keys of this input are never null"
+            )
     return pa.RecordBatch.from_arrays(columns, schema=bound.key_schema)
 
 
 def convert_to_column_type(field: pa.Field, value: Any, asked: str) -> pa.Array:
-    """Convert a value to the type of a column. Raises `NotReadable` for a value of another type."""
+    """Convert a value to an array of one element that has the type of a column.
+
+    Raises `NotReadable` if the value does not fit this type.
+    """
     try:
         if isinstance(value, pa.Scalar):
             if value.type == field.type:  # it may be outside Python's calendar
@@ -130,21 +136,21 @@ def convert_to_column_type(field: pa.Field, value: Any, asked: str) -> pa.Array:
         return pa.array([value], field.type)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         why = "" if isinstance(error, TypeError) else f" ({error})"  # a TypeError's text names Arrow's internal types
-        raise NotReadable(asked, f"{value!r} is no {field.type}{why}", "give a value of that type") from None
+        raise NotReadable(asked, f"{value!r} is not a valid {field.type}{why}", "pass a value of that type") from None
 
 
 class _KeyHistoryBuilder:
-    """A builder of a story's table. ``row``: the key, as a row of the key columns."""
+    """A builder for the table of a story. ``row``: the key, as a batch of one row with the key columns."""
 
     def __init__(self, bound: BoundUpserts, row: pa.RecordBatch) -> None:
         self.bound, self.row = bound, row
         own_times = bound.spec.holds_back
         self.dated = not own_times and bound.time_type != INT64
-        self.replayed = "times are of the replay: one epoch for each part of the log"
+        self.replayed = "times are replay epochs, one for each part of the log"
         if own_times:
-            self.replayed = "times are their own, all in order"
+            self.replayed = "with their own times, in order"
         elif self.dated:
-            self.replayed = "by the parts of the log, in their order"
+            self.replayed = "in the order of the parts of the log"
         self.winners = [bound.schema.field(name) for name in bound.spec.order_by]
         own = [
             pa.field("what", pa.string()),
@@ -187,7 +193,7 @@ class _KeyHistoryBuilder:
         self.made.append(pa.Table.from_arrays(columns, schema=self.schema))
 
     def add_versions(self, upsert: RunningUpsert, since: int) -> dict[str, Any] | None:
-        """Add the versions of the key, oldest first, and return its current row."""
+        """Add the versions of the key, oldest version first. Return the current row of the key."""
         (high, low), now = compute_identities(self.row, upsert.secret, 1), None
         for arranged, part in (
             (each, part)
@@ -197,7 +203,7 @@ class _KeyHistoryBuilder:
             batch = arranged.slots[part.slot]
             at = np.arange(part.begin, part.end)
             live, rows = batch.live[at] != 0, pa.table(batch.rows.table).take(pa.array(at))
-            # The row of a deletion has no values of its key, so take the key from `row`.
+            # The stored row of a deletion lacks the key's values, so the values are taken from `row`.
             own = self.row.schema.names
             columns = [
                 pa.repeat(self.row.column(n)[0], at.size) if n in own else _mask_deletions(rows.column(n), live)
@@ -224,7 +230,7 @@ class _KeyHistoryBuilder:
                 )
 
     def _find_rows_of_key(self, events: pa.RecordBatch, secret: Secret) -> Ints:
-        """Find the rows that have this key."""
+        """Return the positions of the rows that have this key."""
         hashes = RowHasher(pa.schema([field.with_nullable(True) for field in self.bound.key_schema]), secret)
         lacks = (
             self.bound.mark_events_without_key(events)
@@ -235,7 +241,10 @@ class _KeyHistoryBuilder:
         return np.flatnonzero((high == own[0][0]) & (low == own[1][0]) & (lacks == 0))
 
     def replay_log(self, log: Iterator[Any], frontier: int) -> None:
-        """Resolve the log's events of this key with a new operator, and add each of them. ``log``: marked parts."""
+        """Resolve all events of this key in the log with a new operator, and add each event.
+
+        ``log``: the parts with their marks.
+        """
         late: Any = "advance" if self.bound.spec.late == "advance" else "error"
         spec: Spec = replace(self.bound.spec, stale="drop", lateness=None, late=late)
         bound = bind_upserts(self.bound.name, self.bound.schema, spec, self.bound.format)
@@ -280,7 +289,10 @@ class _KeyHistoryBuilder:
         return FullContents(upsert, f"part {number} of the log of {self.bound.name!r}", scope, part.order)
 
     def _find_deletion(self, whole: FullContents, number: int, arrival: int) -> list[Events]:
-        """Return the deletion of this key, if it is held and the full contents lack it."""
+        """Return the deletion of this key if the key is held and the full contents lack the key.
+
+        Else return an empty list.
+        """
         out = []
         for events in whole.make_absent_key_deletions(whole.sort_identities()):
             times = np.full(events.num_rows, number)
@@ -289,9 +301,9 @@ class _KeyHistoryBuilder:
         return out
 
     def _resolve_events(self, upsert: RunningUpsert, events: Events, times: Ints, contents: int | None = None) -> None:
-        """Resolve events and add them.
+        """Resolve events. Add each event together with its verdict.
 
-        ``contents``: the arrival number where the events that full contents imply begin; None without full contents.
+        ``contents``: the arrival number of the first deletion that full contents imply; None without full contents.
         """
         upsert.contents = contents
         resolved = upsert.resolve(events, times, int(times[-1]))
@@ -304,6 +316,6 @@ class _KeyHistoryBuilder:
 
 
 def _mask_deletions(column: pa.ChunkedArray, live: Any) -> pa.Array:
-    """Set a column to null for each version that is a deletion."""
+    """Set the values of a column to null in all versions that are deletions."""
     places: Iterator[Any] = (i if there else None for i, there in enumerate(live.tolist()))
     return column.combine_chunks().take(pa.array(list(places), pa.int64()))

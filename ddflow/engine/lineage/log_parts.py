@@ -1,11 +1,13 @@
-"""Match a log of one input with the calls that fed the state, and mark its parts as events or full contents.
+"""Match a log of one input with the calls that fed the state. Mark each part as events or as full contents.
 
-Events may be split into parts in any way, because the split into calls does not matter. Full contents are one part
-each. A log may begin with full contents of all rows, because no earlier rows are held then. It is refused if keys keep
-the order of their deletion and events follow, because earlier events would decide these.
+Events may be split into parts in any way, because the split of events into calls does not matter. The full contents of
+one call are one part. A log can begin with full contents of all rows, because these contents replace all earlier rows.
+But a log that begins with full contents is refused if events follow and deleted keys keep their order, because the
+result would depend on earlier events.
 
-Guarantees: `mark_log_parts` yields the parts in their order, marked as `Full` or `Restated` if they are not events, in
-line with the state's record of its calls; or it refuses the log. It does not read the rows of parts.
+Guarantees: `mark_log_parts` yields the parts in the order of the log. If the state has recorded that a call passed full
+contents or a corrected history, the function marks the part of this call as `Full` or `Restated`. `mark_log_parts`
+refuses any log that does not match, and does not read the rows of parts.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -28,16 +30,16 @@ from ddflow.storage.feeding import EVENTS, FULL, RESTATED, FeedHistory, FeedMode
 
 @dataclass(frozen=True)
 class Full:
-    """A part of a log that is full contents, as for `Engine.replace`.
+    """A part of a log with full contents, like the rows of an `Engine.replace` call.
 
     Parameters
     ----------
     rows : table
         Anything that speaks Arrow.
     scope : str, optional
-        The scope of the call, SQL. None takes the scope that the state has recorded for the call.
+        The scope of the call, a SQL condition. With None, the scope that the state has recorded for the call.
     order : mapping or scalar, optional
-        The order of the call's deletions. None as for ``scope``.
+        The order of the call's deletions. With None, the order that the state has recorded for the call.
     """
 
     rows: Any
@@ -47,12 +49,12 @@ class Full:
 
 @dataclass(frozen=True)
 class Restated:
-    """A part of a log that is a corrected history, as for `Engine.restate`.
+    """A part of a log with a corrected history, like the events of an `Engine.restate` call.
 
     Parameters
     ----------
     rows : table
-        Its events: anything that speaks Arrow.
+        The events of the corrected history, as Arrow data.
     order : mapping or scalar, optional
         As for `Full`.
     """
@@ -63,16 +65,16 @@ class Restated:
 
 MARKS: Final = (Full, Restated)
 SAY: Final = (
-    "give one part for each call that the state was fed by, in their order; or mark those that are no events: "
+    "pass one part for each call that fed the state, in order; or mark each part that is not events: "
     "dd.Full(rows), on the command line --full FILE"
 )
-"""The remedy for an ambiguous log."""
+"""The remedy that an error suggests for an ambiguous log."""
 
 
 def iterate_parts(log: Any, what: str) -> Iterator[Any]:
-    """Iterate over the parts of a log, unchanged. O(1) a part. Raises `NotArrow`.
+    """Yield the parts of a log without changes. O(1) for each part. Raises `NotArrow`.
 
-    ``log``: a part, or an iterable of parts. A part is rows of any kind, or rows in a mark.
+    ``log``: a part, or an iterable of parts. A part is Arrow data, or a `Full` or `Restated` that contains Arrow data.
     """
     if isinstance(log, MARKS) or is_rows(log):
         yield log
@@ -82,15 +84,15 @@ def iterate_parts(log: Any, what: str) -> Iterator[Any]:
         raise NotArrow(
             f"rows for {what}",
             f"{type(log).__name__} does not speak Arrow",
-            "give a table, record batches, a reader, or an iterable of these",
+            "pass a table, record batches, a reader, or an iterable of these",
         )
 
 
 def mark_log_parts(log: Iterable[Any], fed: FeedHistory, bound: Binding, to: Binding | None = None) -> Iterator[Any]:
-    """Mark the parts of a log of the input ``bound`` like the calls that fed the state.
+    """Mark the parts of a log in the same way as the calls that fed the state. ``bound``: the input of the log.
 
-    ``to``: the input that gets the parts, if it is another one. Lazy if the state was fed events only; otherwise all
-    parts are in memory. O(parts + runs of calls). Raises `LogUnclear`.
+    ``to``: the input that gets the parts, if it differs from ``bound``. The parts are read lazily if the state was fed
+    only events. Otherwise all parts are in memory. O(parts + groups of equal calls in a row). Raises `LogUnclear`.
 
     >>> import pyarrow as pa
     >>> from ddflow.plan.inputs.bind import bind_upserts
@@ -117,7 +119,10 @@ events ...
 
 
 def find_feed_mode(part: Any) -> FeedMode:
-    """Return the feed mode of a part's mark, without its order."""
+    """Return the kind of call that matches the mark of a part.
+
+    The result has the scope of the part but not its order.
+    """
     return (
         FeedMode(FULL, part.scope)
         if isinstance(part, Full)
@@ -128,26 +133,26 @@ def find_feed_mode(part: Any) -> FeedMode:
 
 
 class _LogPartMatcher:
-    """A comparison of a log's parts with the state's record of its input."""
+    """Compares the parts of a log with the calls that the state has recorded for the input."""
 
     def __init__(self, fed: FeedHistory, bound: Binding, to: Binding) -> None:
         self.fed, self.bound, self.to = fed, bound, to
 
     def check_only_events(self, log: Iterable[Any]) -> Iterator[Any]:
-        """Yield the parts of a log that has events only."""
+        """Yield the parts of a log in which all parts must be events."""
         for part in log:
             if isinstance(part, MARKS):
                 raise self._make_log_error(
                     f"a part of the log is marked {type(part).__name__}",
-                    "give it as events, without a mark (dd.Full, --full)",
+                    "pass it as events, without a mark (dd.Full, --full)",
                 )
             yield part
 
     def match_unmarked_parts(self, parts: Sequence[Any]) -> list[Any]:
-        """Match each part with one call."""
+        """Match each part with the call at the same position."""
         if self.fed.forgotten_call_count or len(parts) != self.fed.call_count:
             raise self._make_log_error(
-                f"that is {self.fed.call_count:,} calls; the log has {len(parts):,} parts, none of them marked", SAY
+                f"that is {self.fed.call_count:,} calls, but the log has {len(parts):,} unmarked parts", SAY
             )
         out: list[Any] = []
         for run in self.fed.runs:
@@ -156,7 +161,10 @@ class _LogPartMatcher:
         return out
 
     def match_parts_by_marks(self, parts: Sequence[Any]) -> list[Any]:
-        """Match marked parts, and groups of events, with calls from the end backwards; the beginning may be missing."""
+        """Match marked parts and groups of event parts with calls, from the last call to the first.
+
+        The log is allowed to lack the first calls.
+        """
         groups: list[Any] = []
         for marked, run_of in groupby(parts, lambda part: isinstance(part, MARKS)):
             some = list(run_of)
@@ -168,7 +176,7 @@ class _LogPartMatcher:
                     break
                 if isinstance(groups[-1], MARKS) == (run.way == EVENTS):
                     there = "events" if run.way != EVENTS else f"a part that is marked {type(groups[-1]).__name__}"
-                    raise self._make_log_error(f"the log has {there} where {run} were given", SAY)
+                    raise self._make_log_error(f"the log has {there} in place of {run}", SAY)
                 last = groups.pop()
                 out.append(last if run.way == EVENTS else [self._mark_part(last, run)])
         if groups:
@@ -182,42 +190,45 @@ class _LogPartMatcher:
         return told
 
     def _check_forgotten_calls(self, groups: Sequence[Any]) -> None:
-        """Refuse a log with more parts than the state has counted calls, of each kind."""
+        """Refuse a log if it has more parts of a kind than the state has counted calls of this kind."""
         marks = [type(each) for each in groups if isinstance(each, MARKS)]
         for kind, calls in ((Full, self.fed.full), (Restated, self.fed.restated)):
             if marks.count(kind) > calls:
                 raise self._make_log_error(
-                    f"the log has {marks.count(kind) - calls:,} parts more that are marked {kind.__name__}", SAY
+                    f"the log has {marks.count(kind) - calls:,} parts too many that are marked {kind.__name__}", SAY
                 )
         if len(marks) < len(groups) and not self.fed.events:
-            raise self._make_log_error("the log has events before that", SAY)
+            raise self._make_log_error("the log has events before these calls", SAY)
 
     def _check_log_start(self, told: Sequence[Any]) -> None:
-        """Refuse a log that begins after the state's first call, unless the earlier calls do not matter."""
+        """Refuse a log that begins after the first call of the state, unless the missing calls do not matter."""
         first = told[0]
         if not isinstance(first, MARKS) or not find_feed_mode(first).is_full_replacement:
             raise self._make_log_error(
-                "the log begins later, and not with full contents of all", "give it from the beginning"
+                "the log begins later, but not with full contents of all rows", "pass it from the beginning"
             )
         if self.to.spec.keeps_order and not all(isinstance(part, MARKS) for part in told):
             raise self._make_log_error(
-                "the log begins later, and has events after its full contents, which are resolved by the "
-                "orders that keys were deleted by before",
-                "give it from the beginning",
+                "the log begins later and has events after its full contents, but the result of these events "
+                "depends on the orders of earlier deletions",
+                "pass it from the beginning",
             )
 
     def _mark_part(self, part: Any, run: FeedRun) -> Full | Restated:
-        """Mark a part like its call; take missing facts of its mark from the state."""
+        """Give a part the mark of its call.
+
+        If the mark of a part lacks a scope or an order, the recorded call provides the missing value.
+        """
         way = run.way
         mark: Full | Restated = part if isinstance(part, MARKS) else (Full if way.kind == FULL else Restated)(part)
         if way.kind != find_feed_mode(mark).kind:
             raise self._make_log_error(
-                f"the log has a part that is marked {type(mark).__name__} where {run} were given", SAY
+                f"the log has a part that is marked {type(mark).__name__} in place of {run}", SAY
             )
         if isinstance(mark, Full) and mark.scope is not None and mark.scope != way.scope:
             raise self._make_log_error(
-                f"a part of the log is marked with the scope {mark.scope!r} where {run} were given",
-                ErrorText("leave ", Option("scope"), " out, or give the one that the state says"),
+                f"a part of the log is marked with the scope {mark.scope!r} in place of {run}",
+                ErrorText("omit ", Option("scope"), ", or pass the scope that the state names"),
             )
         if isinstance(mark, Full):
             mark = replace(mark, scope=way.scope)
@@ -228,22 +239,25 @@ class _LogPartMatcher:
             given = parse_order(mark.order, list_order_columns(self.bound.spec), self.bound.schema, asked)
             if encode_order(given) != way.order:
                 raise self._make_log_error(
-                    f"a part of the log is marked with order={mark.order!r}, and {run} had "
-                    f"{'another' if way.order else 'none'}",
-                    "leave order= out",
+                    f"a part of the log is marked with order={mark.order!r}, but {run} had "
+                    f"{'another order' if way.order else 'no order'}",
+                    "omit order=",
                 )
         return mark
 
     def _find_call_order(self, run: FeedRun) -> Any:
-        """Return the order that a call was made with, by column; None without one."""
+        """Return the order of the deletions of a call, as a value for each column.
+
+        Return None if the call had no order.
+        """
         if run.way.order is None:
             return None
         there, wanted = list_order_columns(self.bound.spec), list_order_columns(self.to.spec)
         order = decode_order(run.way.order, there, self.bound.schema)
         if set(wanted) - set(there):
             raise self._make_log_error(
-                f"an order= by {there} was given with {run}, and here order is by {wanted}",
-                "mark that part with an order of its own: dd.Full(rows, order=...)",
+                f"{run} had an order= by {there}, but here the order is by {wanted}",
+                "mark that part with its own order: dd.Full(rows, order=...)",
             )
         return {name: order[name] for name in wanted} or None
 
@@ -252,11 +266,11 @@ class _LogPartMatcher:
 
 
 def convert_part_to_batches(part: Any, bound: Binding, table: str | None = None) -> Iterator[pa.RecordBatch]:
-    """Convert a part of a log, without its mark, to batches of the input's columns.
+    """Convert a part of a log to batches with the columns of the input. ``part`` has no mark.
 
-    ``part``: anything that speaks Arrow. ``table``: the table of its messages, if known. O(rows) for columns that need
-    a cast, else O(1) a batch. Raises `NotArrow`, `SchemaMismatch`, and `BadMessage` for a truncate, which clears a
-    whole input.
+    ``part``: Arrow data. ``table``: the name of the table in its messages, if known. O(rows) if columns need a cast,
+    else O(1) for each batch. Raises `NotArrow`, `SchemaMismatch`. Raises `BadMessage` for a truncate, which deletes all
+    rows of an input.
     """
     what, admission = repr(bound.name), InputValidator(bound)
     part = to_arrow_rows(part, what, admission.given, bound.guessed)
@@ -271,9 +285,9 @@ def convert_part_to_batches(part: Any, bound: Binding, table: str | None = None)
 
 
 def widen_narrow_columns(table: pa.Table, schema: pa.Schema, what: str) -> pa.Table:
-    """Widen the columns of a table that are narrower than the schema's. O(rows) of these columns.
+    """Widen those columns of a table that have a narrower type than in the schema. O(rows) for these columns.
 
-    Raises `SchemaMismatch` with the value if the wider type does not hold it.
+    Raises `SchemaMismatch` if the wider type cannot hold a value.
     """
     for at, field in enumerate(table.schema):
         wanted = schema.get_field_index(field.name)
@@ -284,15 +298,18 @@ def widen_narrow_columns(table: pa.Table, schema: pa.Schema, what: str) -> pa.Ta
                     widen_column(decode_array(chunk), schema.field(wanted).type) for chunk in table.column(at).chunks
                 ]
             except InexactValue as error:
-                asked, found = f"column {field.name!r} of rows for {what}", f"{error}, and it was {kind}"
-                raise SchemaMismatch(asked, found, "mend the rows, or give the log in the types of the state") from None
+                asked, found = f"column {field.name!r} of rows for {what}", f"{error}; its type was {kind}"
+                raise SchemaMismatch(asked, found, "fix the rows, or pass the log in the types of the state") from None
             column = pa.chunked_array(made, schema.field(wanted).type)
             table = table.set_column(at, field.with_type(column.type), column)
     return table
 
 
 def convert_part_rows(part: Any, bound: Binding) -> Any:
-    """Convert the rows of a log's part, and keep its mark. Lazy. Has the errors of `convert_part_to_batches`."""
+    """Convert the rows of a log part lazily, and keep the mark of the part.
+
+    Raises the errors of `convert_part_to_batches`.
+    """
     marked = isinstance(part, MARKS)
     made = convert_part_to_batches(part.rows if marked else part, bound)
     if (first := next(made, None)) is None:

@@ -1,9 +1,9 @@
-"""Find the input rows behind rows of an output, by going backwards through the plan.
+"""Find the input rows from which rows of an output were made, by going backwards through the plan.
 
-Each operator names the rows of its inputs that make its rows (`Collection.find_contributing_rows`). If several
-operators need rows of the same collection, they are united.
-Guarantees: the found rows of a collection are held at the requested time.
-Limits: an absence, such as in an anti join, is a reason without a row, so it does not appear.
+Each operator names the input rows from which it makes given output rows (`Collection.find_contributing_rows`). If
+several operators name rows of the same collection, the result has all these rows. Guarantees: each found row of a
+collection is held at the requested time. Limits: some rows exist because another row is absent, as in an anti join. The
+answer does not show this absence.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -31,17 +31,19 @@ from ddflow.plan.collection import Collection, walk_inputs
 from ddflow.plan.inputs.spec import Upsert
 
 MOST: Final = 100
-"""The most rows of an output that are explained together, and the most keys of an input with a story."""
+"""The maximum number of output rows that one call explains, and the maximum number of keys of an input with a story."""
 
 
 def find_origin_rows(
     dataflow: Dataflow, name: str, row: Any, as_of: int, log: Any = None, after: int | None = None
 ) -> Origins:
-    """Find the input rows behind the output rows with some values, as of a closed time.
+    """Find the input rows from which the output rows with the values ``row`` were made, as of a closed time.
 
-    ``row``: values by column. ``log``: a log by input, or the log of the only input of upserts. ``after``: an earlier
-    closed time; the answer then has the changes after it, in the output and in the rows behind it at either time.
-    O(rows of all collections below the output), and O(events) for each key with a story. Raises `NotReadable`.
+    ``row``: values by column. ``log``: a mapping of input to log, or the log of the only upsert input. ``after``: an
+    earlier closed time. With ``after``, the answer has the changes since the time ``after``, and no unchanged rows. An
+    input row is considered if an output row was made from this input row at the closed time or at the earlier time.
+    O(rows of all collections that the output depends on), plus O(events) for each key with a story. Raises
+    `NotReadable`.
 
     >>> import ddflow as dd
     >>> flow = dd.Flow()
@@ -62,7 +64,7 @@ def find_origin_rows(
     inputs = {graph.names[each]: each for each in nodes if each in graph.names}
     if lost := [each for each in inputs if not graph.inputs[each].bound.has_stored_rows]:
         found = f"it is made of rows of the inputs {lost}, which are not kept"
-        raise NotReadable(asked, found, ErrorText("give ", Option("keep", True), " to flow.updates to have them kept"))
+        raise NotReadable(asked, found, ErrorText("pass ", Option("keep", True), " to flow.updates to keep them"))
     given = _parse_wanted_values(node, row, asked)
     told = trace_columns(nodes, dict(zip(given.schema.names, given.schema.names, strict=True)))
 
@@ -90,15 +92,15 @@ def find_origin_rows(
 def _collect_origin_rows(
     nodes: Sequence[Collection], given: pa.Table, held: Mapping[Collection, pa.Table], alike: RowMatcher, asked: str
 ) -> dict[Collection, pa.Table]:
-    """Collect the rows of each collection behind the last collection's rows with some values.
+    """For each collection, collect the rows behind the rows of the last collection that have the values ``given``.
 
-    Raises `NotReadable` for more than `MOST` such rows.
+    Raises `NotReadable` if more than `MOST` rows of the last collection have these values.
     """
     node = nodes[-1]
     wanted = {node: alike.select_matches(held[node], given, given.schema.names)}
     if (rows := wanted[node].num_rows) > MOST:
-        found = f"{rows:,} of its rows have these values, and {MOST} are explained together at most"
-        raise NotReadable(asked, found, f"give more of its columns {node.schema.names}")
+        found = f"{rows:,} of its rows have these values, but one call explains at most {MOST}"
+        raise NotReadable(asked, found, f"pass values of more columns of {node.schema.names}")
     for each in reversed(nodes):
         if each.inputs:
             parts = each.find_contributing_rows(wanted[each], [held[of] for of in each.inputs], alike)
@@ -109,43 +111,46 @@ def _collect_origin_rows(
 
 
 def _consolidate_tables(made: Mapping[Collection, Updates], secret: Secret) -> dict[Collection, pa.Table]:
-    """Return the rows of each collection and ``_diff``, consolidated."""
+    """Consolidate the updates of each collection. Return the rows of each collection with the column ``_diff``."""
     return {each: consolidate(rows, secret).to_table(each.schema, None) for each, rows in made.items()}
 
 
 def find_matching_rows(
     dataflow: Dataflow, node: Collection, given: Mapping[str, pa.Array], as_of: int | None
 ) -> Updates:
-    """Return the rows of a collection with some values. O(rows of all collections below it)."""
+    """Return the rows of a collection whose columns have the values ``given``.
+
+    O(rows of all collections that the collection depends on).
+    """
     told = trace_columns(list_ancestors(dataflow, node), {name: name for name in given})
     keep = _make_row_filter(pa.table(dict(given)), told, RowMatcher(dataflow.secret))
     return dataflow.graph.accumulate_collections([node], as_of, keep)[node]
 
 
 def _make_row_filter(given: pa.Table, told: Mapping[Collection, Mapping[str, str]], alike: RowMatcher) -> Keep:
-    """Make a filter that keeps a collection's rows with the values of a row."""
+    """Make a filter that keeps those rows of each collection that have the values ``given``."""
     return lambda of, rows: select_matching_updates(rows, given, told[of], alike) if told[of] else rows
 
 
 def _sort_rows(rows: pa.Table, node: Collection, secret: Secret) -> pa.Table:
-    """Sort rows of a collection by their columns, from the first to the last. O(n log n)."""
+    """Sort rows of a collection by all columns, starting with the first column. O(n log n)."""
     order = RowOrder(node.schema, [], [], secret, 0)
     return rows.take(pa.array(order.sort_rows(rows, np.zeros(rows.num_rows, np.int64)))) if rows.num_rows else rows
 
 
 def list_ancestors(dataflow: Dataflow, node: Collection) -> list[Collection]:
-    """List a collection and all collections below it, each after its inputs."""
+    """List a collection and all collections that it depends on. Each collection comes after its inputs."""
     found = walk_inputs([node])
     return [each for each in dataflow.flow.nodes if each in found]
 
 
 def _parse_wanted_values(node: Collection, row: Any, asked: str) -> pa.Table:
-    """Convert the requested values to a table of one row. Raises `NotReadable`."""
+    """Convert the requested values to a table with one row. Raises `NotReadable`."""
     if not isinstance(row, Mapping) or not row.keys() - set(RESERVED):
-        raise NotReadable(asked, "an output has no key", f"give values by column, of {node.schema.names}")
+        raise NotReadable(asked, "an output has no key", f"pass values by column, of {node.schema.names}")
     fields, columns = [], []
     for column, value in row.items():
-        if column in RESERVED:  # rows from a read have these
+        if column in RESERVED:  # rows from a read have reserved columns
             continue
         if column not in node.schema.names:
             raise NotReadable(
@@ -157,19 +162,17 @@ def _parse_wanted_values(node: Collection, row: Any, asked: str) -> pa.Table:
 
 
 def _build_key_histories(dataflow: Dataflow, rows: Mapping[str, pa.Table], log: Any, asked: str) -> tuple[Story, ...]:
-    """Build the stories of the keys of found rows, from logs. Raises `NotReadable`."""
+    """Build the stories of the keys of the found input rows, using logs. Raises `NotReadable`."""
     keyed = [name for name in rows if isinstance(dataflow.flow.inputs[name].spec, Upsert)]
     if not isinstance(log, Mapping):
         if len(keyed) != 1:
-            raise NotReadable(
-                asked, f"it is made of the inputs of upserts {keyed}", "give a log for each: {input: log}"
-            )
+            raise NotReadable(asked, f"it depends on the upsert inputs {keyed}", "pass a log for each: {input: log}")
         log = {keyed[0]: log}
     out = list[Story]()
     for name, parts in log.items():
         if name not in keyed:
-            found = f"there is a log of {name!r}, which is no input of upserts that it is made of"
-            raise NotReadable(asked, found, did_you_mean(name, keyed))
+            found = f"there is a log of {name!r}, but the output depends on no such upsert input"
+            raise NotReadable(asked, found, did_you_mean(name, keyed, "names"))
         again = _make_log_rereadable(parts, repr(name))
         keys = rows[name].select(dataflow.flow.inputs[name].spec.key).slice(0, MOST)
         out += [build_key_history(dataflow, name, key, again) for key in keys.to_pylist()]
@@ -177,7 +180,7 @@ def _build_key_histories(dataflow: Dataflow, rows: Mapping[str, pa.Table], log: 
 
 
 def _make_log_rereadable(log: Any, what: str) -> Any:
-    """Return a log that can be read more than once, in memory if necessary."""
+    """Return a log that can be read several times. If necessary, its parts are kept in memory."""
     if isinstance(log, Iterable) and not is_rows(log) and not isinstance(log, Iterator | Sequence):
         return log
     parts = list[Any]()

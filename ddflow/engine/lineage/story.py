@@ -1,8 +1,7 @@
-"""Answers of `why`: the story of a key, and the origins of output rows, as tables and as text.
+"""Define the answers of `why`: the story of a key, and the input rows behind output rows, as tables and as text.
 
 `Story` has the versions, the pending events and the log events of a key. `Origins` has the input rows behind output
-rows.
-Guarantees: an answer changes nothing. A notebook and a prompt show the text that `print` prints.
+rows. A notebook and a Python prompt show the same text as `print`.
 
 >>> row = {"what": "held", "_time": 3, "verdict": None, "seq": None, "id": 7}
 >>> Story("people", {"id": 7}, pa.Table.from_pylist([row]), {"id": 7}, ("id",), 0, "")
@@ -25,31 +24,31 @@ from ddflow.terminal import format_count, format_row, html_text
 from ddflow.time import NEVER, format_time
 
 HELD: Final = ("deleted", "held")
-"""The name of a version in a story, by whether it is live."""
+"""The two names of versions in a story. The first name is for a deletion, and the second name for a live version."""
 ABSENT: Final = "absent"
-"""The name and the verdict of a deletion by full contents without the key."""
+"""The name and the verdict of a deletion that happened because full contents of the log lacked the key."""
 PART: Final = "_part"
-"""The column with the number of an event's part of the log, from 1."""
+"""The name of the column that has the number of the log part of each event. Numbers start at 1."""
 LISTED: Final = 20
-"""The number of a table's rows that the text lists."""
+"""The number of rows of a table that the text lists."""
 LOST: Final = ("stale", "tie_lost", "superseded")
-"""The verdicts of events that lost against another event."""
+"""The verdicts of events that lost against another event of their key."""
 
 
 class TextAnswer:
-    """An answer that a prompt and a notebook show as `print` does."""
+    """An answer that a Python prompt and a notebook show as text, in the same way as `print`."""
 
     def __repr__(self) -> str:
         return str(self)
 
     def _repr_html_(self) -> str:
-        """Render the text for a notebook."""
+        """Render the text of the answer for a notebook."""
         return html_text(str(self))
 
 
 @dataclass(frozen=True, repr=False)
 class Story(TextAnswer):
-    """The story of one key. ``engine.why(input, key)`` makes it; it prints as text.
+    """The story of one key. ``engine.why(input, key)`` returns it. `print` shows a story as text.
 
     Attributes
     ----------
@@ -59,24 +58,24 @@ class Story(TextAnswer):
         The key, by column.
     table : pyarrow.Table
         A row for each version ("held", "deleted"), each pending event ("pending"), each event of the log ("event"), and
-        each deletion by full contents of the log without the key ("absent"). Its columns are ``what``, ``_time``, then
-        ``verdict`` and ``seq`` of events, then the input's columns. The ``winner_`` columns have the order that the key
-        holds from then on. If the times of steps are days or moments, events have no time, and ``_part`` is the number
-        of their part of the log, from 1.
+        each deletion because full contents of the log lacked the key ("absent"). The columns are ``what``, ``_time``,
+        then ``verdict`` and ``seq`` of events, then the input's columns. The ``winner_`` columns have the order that
+        the key holds after the row. If the times of steps are days or timestamps, log events have no time. ``_part``
+        then is the number of their part of the log, from 1.
     row : mapping or None
-        The current row of the key; None for no row.
+        The current row of the key; None if there is no row.
     columns : tuple of str
         The columns of a row.
     settled : int
         The number of versions with a time up to ``since``.
     replayed : str
-        The meaning of the times of events, if there is a log.
+        The meaning of the times of log events; empty without a log.
     fed : str
-        How the input was fed, if not by events alone.
+        The calls that fed the input; empty if all were events.
     scopes : tuple of str or None
-        The scopes of the full contents without the key, in their order.
+        The scope of each full contents that lacked the key, in the order of the log.
     source : SourceFeed or None
-        The source that feeds the input, and its position; it prints as a line.
+        The source that feeds the input, with its position.
     """
 
     input: str
@@ -91,7 +90,7 @@ class Story(TextAnswer):
     source: SourceFeed | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Convert the story to plain values; ``story`` has the rows of the table."""
+        """Convert the story to plain Python values. The value of ``"story"`` is a list with the rows of the table."""
         return {
             "input": self.input,
             "key": dict(self.key),
@@ -116,7 +115,7 @@ class Story(TextAnswer):
         if self.source is not None:
             lines.append(f"its input is fed by {self.source}")
         if self.fed:
-            lines.append(f"its input was fed {self.fed}; full contents delete what they do not name")
+            lines.append(f"its input was fed {self.fed}; full contents delete the keys that they lack")
         if self.replayed:
             events = sum(row["what"] == "event" for row in rows)
             lines.append(f"its {format_count(events, 'event')} in the log ({self.replayed})")
@@ -129,14 +128,14 @@ class Story(TextAnswer):
                 scope = next(scopes)
                 whole = "full contents" if scope is None else f"full contents of the scope {scope!r}"
                 by = self._format_order(row, ", by order ")
-                lines.append(f"  {_describe_replay_time(row)}: deleted: {whole} do not name it{by}")
+                lines.append(f"  {_describe_replay_time(row)}: deleted: {whole} lack it{by}")
         return "\n".join(lines)
 
     def _format_row(self, row: Mapping[str, Any]) -> str:
         names = list(self.columns)
         if row["what"] != "held":
             names = [name for name in list(row)[4:] if name != PART and not name.startswith("winner_")]
-        if POSITION in row:  # messages, with internal columns of their decoder
+        if POSITION in row:  # messages, whose decoder adds internal columns
             names = [name for name in names if name not in (ROW, BAD)]
         return format_row({name: row[name] for name in names})
 
@@ -148,13 +147,15 @@ class Story(TextAnswer):
 
 
 def _describe_replay_time(row: Mapping[str, Any]) -> str:
-    """Describe the place of an event in the replay: a time, or a part of its log."""
+    """Describe the place of an event in the replay by a time, or by the number of the event's log part."""
     return f"at {row[TIME]}" if row.get(PART) is None else f"in part {row[PART]}"
 
 
 @dataclass(frozen=True, repr=False)
 class Origins(TextAnswer):
-    """The input rows behind rows of an output. ``engine.why(output, {column: value})`` makes it; it prints as text.
+    """The input rows from which rows of an output were made. `print` shows them as text.
+
+    ``engine.why(output, {column: value})`` returns them.
 
     Attributes
     ----------
@@ -165,16 +166,16 @@ class Origins(TextAnswer):
     shown : pyarrow.Table
         The rows of the output with the requested values, and ``_diff``.
     rows : mapping of str to pyarrow.Table
-        By input, the rows behind them, and ``_diff``.
+        For each input, the rows behind the shown rows, and ``_diff``.
     stories : tuple of Story
-        The stories of the keys of these rows, at most 100 for each input, if there is a log.
+        If there is a log, the stories of the keys of the rows in ``rows``, at most 100 for each input.
     time_type : pyarrow.DataType
         The type of times in the text.
     sources : mapping of str to SourceFeed
-        By input, the source that feeds it, and its position. Other inputs are left out.
+        For each input with a source, the source and its position.
     near : mapping of str to pyarrow.Table
-        Rows with the requested values, and ``_diff``, by input that has these columns. Filled if no output row is
-        shown or, with ``between=``, no change of an input.
+        For each input that has the requested columns, its rows with the requested values, and ``_diff``. Empty unless
+        no output row is shown or, with ``between=``, no change of an input.
     after : int or None
         With ``between=``, the closed time after which changes count. ``shown``, ``rows`` and ``near`` then have
         changes, with a negative ``_diff`` for removed rows.
@@ -191,7 +192,7 @@ class Origins(TextAnswer):
     after: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Convert the origins to plain values."""
+        """Convert the answer to plain Python values."""
         return {
             "output": self.output,
             "as_of": self.as_of,
@@ -220,7 +221,7 @@ class Origins(TextAnswer):
         return "\n".join([*lines, *map(str, self.stories)])
 
     def _describe_changes(self, after: int) -> Iterator[str]:
-        """Describe the added and the deleted rows."""
+        """Yield text lines about added and deleted rows of the output and of its inputs."""
         ends = ("the beginning" if t == NEVER else format_time(t, self.time_type) for t in (after, self.as_of))
         times = " up to ".join(ends)
         yield f"{format_count(self.shown.num_rows, 'change')} of {self.output!r} with these values after {times}"
@@ -233,15 +234,15 @@ class Origins(TextAnswer):
         yield from (f"{name!r} is fed by {source}" for name, source in self.sources.items())
 
     def _describe_input_matches(self) -> Iterator[str]:
-        """Describe input rows with these values if the output has none, and name the next command."""
+        """Yield text lines about the input rows with the requested values, and about the next command to run."""
         for name, table in self.near.items():
             verb = "has" if table.num_rows == 1 else "have"
-            yield f"{format_count(table.num_rows, 'row')} of input {name!r} {verb} them"
+            yield f"{format_count(table.num_rows, 'row')} of input {name!r} {verb} these values"
             yield from _format_rows(table)
             if table.num_rows:
-                yield f"  a filter or a join behind {name!r} leaves out what is not shown: explain({self.output!r})"
+                yield f"  a filter or a join after {name!r} removes the missing rows: explain({self.output!r})"
             else:
-                yield f"  why({name!r}, key) tells what a key of it held"
+                yield f"  why({name!r}, key) shows the history of a key"
 
 
 def _convert_rows_to_dicts(table: pa.Table) -> list[dict[str, Any]]:
@@ -249,11 +250,11 @@ def _convert_rows_to_dicts(table: pa.Table) -> list[dict[str, Any]]:
 
 
 def _format_rows(table: pa.Table, *, signed: bool = False) -> list[str]:
-    """Format rows as text, with a count for rows that occur more than once. ``signed``: whether they are changes."""
+    """Format rows as text. If a row occurs more than once, show its count. ``signed``: whether the rows are changes."""
     most = table.slice(0, LISTED)
     times = most.column(DIFF).to_pylist()
     shown = map(format_row, _convert_rows_to_dicts(most.drop_columns([DIFF])))
-    more = [f"  and {table.num_rows - LISTED:,} more, which .rows has"] if table.num_rows > LISTED else []
+    more = [f"  and {table.num_rows - LISTED:,} more in .rows"] if table.num_rows > LISTED else []
     signs = ["+ " if n > 0 else "- " for n in times] if signed else [""] * len(times)
     counts = [abs(n) for n in times] if signed else times
     told = zip(signs, shown, counts, strict=True)

@@ -1,7 +1,7 @@
-"""Compute the history of a collection: readable times, net changes between two times, and type-2 dimensions.
+"""Compute the history of a collection: its readable times, its net changes between two times, and type-2 dimensions.
 
-Guarantees: a read at a time in range is exact, and any other time is an error. `build_scd2_table` yields each version
-of a key with its span of validity; the spans of a key do not overlap.
+Guarantees: a read at a readable time is exact. A read at any other time is an error. `build_scd2_table` returns each
+version of a key with its span of validity. The spans of versions of one key do not overlap.
 """
 
 from collections.abc import Iterator
@@ -24,16 +24,16 @@ from ddflow.time import INT64, NEVER, format_time
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.merge import pick_versions_by_sorting
 
-RETAIN: Final = ErrorText("a larger ", Option("retain"), ", or a reader opened in time, keeps more of them")
+RETAIN: Final = ErrorText("a larger ", Option("retain"), ", or a reader opened earlier, keeps more times")
 
 
 def check_readable_time(
     asked: str, time: int, since: int, frontier: int, more: str = RETAIN, kind: pa.DataType = INT64
 ) -> int:
-    """Return the time if it can be read: ``since <= time < frontier``, or `NEVER` before any time is closed. O(1).
+    """Return ``time`` if it can be read: if ``since <= time < frontier``, or if it is `NEVER` and no time is closed.
 
-    ``asked``, ``more``: the reader and the remedy that keeps more times, for the message. ``kind``: the type of times.
-    Raises `NotReadable`, which names since or the frontier.
+    O(1). ``asked``: the name of the read, for the error message. ``more``: the remedy that keeps more times. ``kind``:
+    the type of times. Raises `NotReadable`, which names the limit that the time violates.
     """
     if since <= time < max(frontier, NEVER + 1):
         return time
@@ -46,23 +46,27 @@ def check_readable_time(
 
 
 def make_side_output_error(asked: str, name: str, input: Input) -> NotReadable:
-    """Make the error for an output that ``stale=`` or ``on_bad=`` adds: it has events, but a state holds rows."""
+    """Make the error for a read of a side output of ``stale=`` or ``on_bad=``.
+
+    A side output lists events, but a state stores only rows.
+    """
     adds = "on_bad='drop'" if name.endswith(".bad") else f"stale={input.spec.stale!r}"
     return NotReadable(
         asked,
-        f"{adds} of the input {input.name!r} adds it: it tells of events, and a state holds rows",
-        f"give it a sink in mode 'changelog'; or take its rows from each step, as step[{name!r}], from the files of "
-        f"outputs=, or on Spark with readStream; the rows held are {input.name!r}",
+        f"{adds} of the input {input.name!r} adds it: it lists events, but a state holds rows",
+        f"write it to a sink in mode 'changelog'; or get its rows from each step, as step[{name!r}], from the files of "
+        f"outputs=, or on Spark with readStream; to read the held rows, name {input.name!r}",
         input=input.name,
     )
 
 
 def compute_net_changes(graph: Graph, node: Collection, t1: int, t2: int) -> pa.Table:
-    """Return the net changes of a collection after ``t1``, up to ``t2``: its columns and ``_diff``, consolidated.
+    """Return the net changes of a collection after ``t1``, up to and including ``t2``.
 
-    Rows are distinct, none has diff 0, and retractions come first. Equal times yield no rows. O(rows at both times).
-    Raises `TimeWentBack` if ``t2`` is before ``t1``, `NotReadable` if a time cannot be read, and `CountOverflow` if a
-    multiplicity or a difference exceeds int64.
+    The table has the columns of the collection and ``_diff``. The table is consolidated: rows are distinct, and no row
+    has diff 0. Retractions come first. If both times are equal, there are no rows. O(rows at the first time + rows at
+    the second time). Raises `TimeWentBack` if ``t2`` is before ``t1``. Raises `NotReadable` if a time cannot be read.
+    Raises `CountOverflow` if a multiplicity or a difference exceeds int64.
 
     >>> import pyarrow as pa, ddflow as dd
     >>> flow = dd.Flow()
@@ -83,7 +87,7 @@ dd.Upsert(key="id")))
         raise TimeWentBack(
             f"changes from {format_time(t1, kind)} to {format_time(t2, kind)}",
             "the second time is before the first",
-            "give the earlier time first; negate the diffs to go back",
+            "pass the earlier time first; negate the diffs to go back",
         )
     if t1 == t2:
         return empty_table(pa.schema([*node.schema, pa.field(DIFF, pa.int64(), nullable=False)]))
@@ -92,7 +96,7 @@ dd.Upsert(key="id")))
 
 
 def subtract_rows(after: Updates, before: Updates, secret: Secret) -> Updates:
-    """Return the net changes from some rows to others.  O(rows)."""
+    """Return the net changes that turn the rows ``before`` into the rows ``after``. O(rows)."""
     return consolidate(concat([after, negate(before)]), secret)
 
 
@@ -100,12 +104,15 @@ Truths = np.ndarray[Any, np.dtype[np.bool_]]
 
 
 class VersionSpans(NamedTuple):
-    """The spans of n live versions; a key's versions are adjacent and ascending."""
+    """The spans of n live versions. Versions of one key are adjacent and sorted by time."""
 
     references: Ints
     """int64[n]: the references of their rows."""
     first: Ints
-    """int64[n]: the time when the version began; unknown if it is at or before ``since``."""
+    """int64[n]: the time when the version began.
+
+    If the stored time is at or before ``since``, the exact time when the version began is unknown.
+    """
     to: Ints
     """int64[n]: the time of the key's next version or deletion; undefined for a version that is `current`."""
     current: Truths
@@ -113,12 +120,13 @@ class VersionSpans(NamedTuple):
 
 
 def build_scd2_table(graph: Graph, node: Collection, since: int, names: tuple[str, str, str]) -> pa.Table:
-    """Return the versions of an input or a count in history: its columns, then the columns ``names``.
+    """Return a table of all versions of an input or a count. The columns ``names`` follow the collection's columns.
 
-    ``since``: the engine's. ``names``: the names of ``valid_from`` and ``valid_to``, nullable and of the flow's type of
-    time, and of ``current``, a boolean. A key's versions are adjacent and ascending; keys have no order. O(versions), a
-    range of identities at a time. Raises `NotReadable` for a collection without a key, `SpecError` for a name that is a
-    column already, and `CorruptState` if a key has two versions of one time.
+    ``since``: the engine's ``since``. ``names``: the names of the columns ``valid_from``, ``valid_to`` and ``current``.
+    The first two columns are nullable and have the type of the flow's times. The third column is a boolean. Versions of
+    one key are adjacent and sorted by time, but keys are in no particular order. O(versions). Only one range of
+    identities is processed at a time. Raises `NotReadable` if the collection has no key. Raises `SpecError` if an added
+    column has the name of an existing column. Raises `CorruptState` if a key has two versions at one time.
 
     >>> import ddflow as dd
     >>> flow = dd.Flow()
@@ -138,8 +146,8 @@ dd.Upsert(key="id")))
     if taken:
         raise SpecError(
             f"the columns {list(names)} of scd2",
-            f"{taken} are named twice, the rows have {node.schema.names}",
-            "give others: valid_from=, valid_to=, current=",
+            f"{taken} are named twice; the rows have the columns {node.schema.names}",
+            "choose other names: valid_from=, valid_to=, current=",
         )
     kind = graph.plan.time_type
     more = [pa.field(names[0], kind), pa.field(names[1], kind), pa.field(names[2], pa.bool_(), nullable=False)]
@@ -159,17 +167,18 @@ dd.Upsert(key="id")))
 def iterate_version_spans(
     arranged: Arrangement, counting: pa.Schema, since: int, secret: Secret
 ) -> Iterator[VersionSpans]:
-    """Yield the live versions of a partition that reads at ``since`` or later see, a range of identities at a time.
+    """Yield the live versions of a partition that are visible to a read at ``since`` or later.
 
-    ``counting``: two neighbours are different versions if they differ in these columns. O(versions). Raises
-    `CorruptState`.
+    Each result covers one range of identities. ``counting``: two adjacent rows of a key are different versions if they
+    differ in these columns. O(versions). Raises `CorruptState`.
     """
     for parts in arranged.iterate_version_ranges():
         picked = pick_versions_by_sorting(arranged.slots, parts, since, droppable=False)
         last = picked.last_of_keys
         live = np.flatnonzero(picked.live)
         references = picked.references[live]
-        # A version continues the previous one if that is live and has the same key and equal `counting` columns.
+        # A row continues the previous version if this version is live, has the same key, and has equal values in the
+        # `counting` columns.
         goes_on = np.zeros(live.size, bool)
         goes_on[1:] = (live[1:] == live[:-1] + 1) & ~last[live[:-1]]
         if goes_on.any() and len(counting):
@@ -182,17 +191,20 @@ def iterate_version_spans(
 
 
 def _build_nullable_times(times: Ints, unknown: Truths, kind: pa.DataType) -> pa.Array:
-    """Convert int64 times to a type of time, with null if ``unknown``."""
+    """Convert int64 times to the type of time ``kind``. The result is null where ``unknown`` is true."""
     return pc.if_else(pa.array(unknown), pa.scalar(None, kind), build_time_column(np.where(unknown, 0, times), kind))
 
 
 def _find_version_arrangement(graph: Graph, node: Collection) -> tuple[Arrangement, list[str]]:
-    """Return the arrangement of a collection's versions, and the columns that decide whether a row has changed."""
+    """Return the arrangement with the versions of a collection.
+
+    The second result lists the columns in which two versions must differ.
+    """
     opened = graph.opened[node]
     if opened.tracked is not None:
         return opened.output_arrangement, list(opened.tracked)
     raise NotReadable(
         f"scd2 of {node!r}",
         f"it is a {node.verb}, which has no key and keeps no versions",
-        "ask for an input by its name, or for an output that is a count",
+        "name an input, or an output that is a count",
     )

@@ -1,8 +1,8 @@
-"""Show the first rows of an output live in a notebook or a terminal, drawn again after each step.
+"""Show the first rows of an output live in a notebook or a terminal. The view is drawn again after each step.
 
-Guarantees: a row is marked as new if the previous frame had no such row. The view is drawn after the commit of a call,
-so it shows whole steps. Drawing takes a tenth of the time at most; an error in it is logged and changes nothing.
-Limits: a frame costs O(rows of the output).
+Guarantees: a row is marked as new if the previous frame had no row with equal values. The view is drawn after the
+commit of a call, so it shows only complete steps. Drawing takes at most a tenth of the total time. An error during
+drawing is logged and has no other effect. Limits: drawing a frame costs O(rows of the output).
 """
 
 import importlib
@@ -28,10 +28,10 @@ from ddflow.time import NEVER, format_time
 
 
 class LiveFrame(NamedTuple):
-    """One drawing of a live view.
+    """A single drawing of a live view.
 
-    ``shown``: the first rows. ``new``: whether each of them is new. ``total``: the number of rows. ``came``, ``went``:
-    rows added and removed since the previous frame.
+    ``shown``: the first rows. ``new``: for each shown row, whether it is new. ``total``: the number of rows of the
+    output. ``came``, ``went``: the numbers of rows added and removed since the previous frame.
     """
 
     shown: pa.Table
@@ -41,12 +41,12 @@ class LiveFrame(NamedTuple):
     went: int
 
     def format_rows(self) -> Iterator[tuple[str, ...]]:
-        """Format the values of each row."""
+        """Format the values of each shown row."""
         return zip(*(format_values(column, self.shown.num_rows) for column in self.shown.columns), strict=True)
 
 
 class LiveRows:
-    """The first rows of an output in an order, compared with the previous frame.
+    """The first rows of an output, sorted by a column, with marks for rows that the previous frame lacked.
 
     ``name``: the output. ``by``: a column, optionally with ``desc`` after it; None for the first column. ``most``: the
     number of rows to show.
@@ -63,14 +63,19 @@ class LiveRows:
     def __init__(self, name: str, by: str | None = None, most: int = 10) -> None:
         if isinstance(most, bool) or not isinstance(most, int) or most < 1:
             raise SpecError(
-                ErrorText(f"watch {name!r} with ", Option("rows", most)), "that is no number of rows", "give 1 or more"
+                ErrorText(f"watch {name!r} with ", Option("rows", most)),
+                "that is not a number of rows",
+                "pass 1 or more",
             )
         self.name, self.by, self.most = name, by, most
         self._secret = Secret.fresh()
         self._before: np.ndarray[tuple[int], np.dtype[np.uint64]] | None = None
 
     def find_sort_column(self, names: list[str]) -> tuple[str, str] | None:
-        """Return the column that orders rows, and its direction. Raises `SpecError` for an unknown column."""
+        """Return the column by which the rows are sorted, and the sort direction.
+
+        Raises `SpecError` if the column is unknown.
+        """
         if self.by is None:
             return (names[0], "ascending") if names else None
         column, _, way = self.by.rpartition(" ")
@@ -82,7 +87,7 @@ class LiveRows:
         return column, "descending" if way.lower() == "desc" else "ascending"
 
     def build_next_frame(self, held: pa.Table) -> LiveFrame:
-        """Compare a table of `Engine.read` with the previous one and pick its first rows. O(rows)."""
+        """Compare a table from `Engine.read` with the previous table, and choose the first rows. O(rows)."""
         names = [name for name in held.schema.names if name != DIFF]
         rows = held.select(names).combine_chunks()
         hashes = np.asarray(compute_value_hashes(rows, self._secret)) if rows.num_rows else np.zeros(0, np.uint64)
@@ -102,12 +107,12 @@ class LiveRows:
 
 
 SHARE: Final = 10
-"""The pause after a drawing, as a multiple of the time that it took."""
+"""The minimum pause after a drawing, as a multiple of the time that the drawing took."""
 NEW: Final = ' style="background: rgba(63, 174, 90, 0.25)"'
 
 
 class Watch:
-    """A live table of an output, which displays itself in a notebook. `Engine.watch` makes it.
+    """A live table of an output that displays itself in a notebook. `Engine.watch` makes a `Watch`.
 
     >>> import ddflow as dd
     >>> flow = dd.Flow()
@@ -127,19 +132,19 @@ class Watch:
         self._handle = _display_in_notebook(self)
 
     def __call__(self, call: CallMetrics) -> None:
-        """Draw the rows after a call, unless the last drawing is too recent."""
+        """Draw the rows after a call, unless the previous drawing is too recent."""
         self._behind = True
         if self._handle is not None and monotonic() >= self._next:
             self._handle.update(self)
 
     def close(self) -> None:
-        """Draw the last state. The table no longer changes."""
+        """Draw the table a last time. Later calls do not update it."""
         if self._behind and self._handle is not None:
             self._handle.update(self)
         self._handle = None
 
     def _repr_html_(self) -> str:
-        """Render the first rows, with new ones tinted; after the engine is closed, the last rendering."""
+        """Render the first rows as HTML. New rows are tinted. If the engine is closed, return the last rendering."""
         if self._behind and self._dataflow.guard.is_owner_process and self._dataflow.guard.state == "open":
             began = monotonic()
             self._html, self._behind = self._draw_rows(), False
@@ -157,20 +162,20 @@ class Watch:
 
 
 def render_frame(name: str, look: LiveFrame, when: str) -> str:
-    """Render a frame for a notebook. Pure."""
+    """Render a frame as HTML for a notebook."""
     head = "".join(f"<th>{escape(each)}</th>" for each in look.shown.schema.names)
     rows = "".join(
         f"<tr{NEW if new else ''}>{''.join(f'<td>{escape(value)}</td>' for value in row)}</tr>"
         for row, new in zip(look.format_rows(), look.new, strict=True)
     )
     return (
-        f"<div>{escape(name)}, {when}: {look.total:,} rows; {look.came:,} came, {look.went:,} went</div>"
+        f"<div>{escape(name)}, {when}: {look.total:,} rows; {look.came:,} added, {look.went:,} removed</div>"
         f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
     )
 
 
 def _display_in_notebook(watch: Watch) -> Any:
-    """Return a handle that redraws a cell's output; None outside a notebook."""
+    """Return a handle that redraws the output of a notebook cell. Return None outside a notebook."""
     if "ipykernel" not in sys.modules:
         return None
     shown: Any = importlib.import_module("IPython.display")

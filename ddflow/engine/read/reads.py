@@ -1,7 +1,7 @@
-"""Read an engine or a snapshot: `Reading` has the reads that both offer, and `Reader` follows a collection.
+"""Read an engine or a snapshot: `Reading` has the read methods of both, and `Reader` follows a collection.
 
-Guarantees: an answer is as of one time: the last closed one, or one from `Reading.since` on, which never passes the
-time of a `Reader`. A read has no other effect. Any thread may read beside the writer, from the last closed step.
+Guarantees: each answer describes one time: the last closed time, or a time from `Reading.since` on, which never passes
+the time of a `Reader`. Reads change nothing. Any thread can read beside the writer, and sees the last closed step.
 """
 
 import importlib
@@ -34,55 +34,55 @@ from ddflow.time import CLOSED, Time, format_time, format_time_argument, time_to
 
 T = TypeVar("T")
 PAUSE: Final = 1.0
-"""The seconds after which a waiting reader checks whether the engine still runs."""
+"""The interval, in seconds, at which a waiting reader checks that the engine still runs."""
 
 
 class Reader(Closing):
-    """A reader of one collection. ``engine.reader(name)`` makes it; use it in a ``with``, or close it.
+    """A reader of one collection, made by ``engine.reader(name)``.
 
-    The engine's ``since`` does not pass the `time` of a reader, so you can read everything from there on. Until it
-    advances, the kept history of all collections takes memory. A reader that you drop without closing frees its history
-    when it is garbage-collected.
+    Use a reader in a ``with`` statement, or close it. ``since`` of the engine does not pass the `time` of a reader, so
+    you can read all times from this time on. Until the reader advances, the history of all collections from this time
+    on takes memory. If you drop a reader without closing it, its history is freed when the reader is garbage-collected.
 
     Attributes
     ----------
     name : str
-        The output or input that it reads.
+        The output or input that the reader reads.
 
     Notes
     -----
-    After differential-dataflow's ``TraceHandle``: each reader keeps back compaction by its own frontier.
+    The design follows ``TraceHandle`` of differential-dataflow: each reader limits compaction by its frontier.
     """
 
     def __init__(self, engine: "Reading", name: str, at: int) -> None:
         self._engine, self.name = engine, name
         self._hold = engine.dataflow.holds.add_hold(at)
-        # Not a method of this reader, because the finalizer must not keep it alive. The garbage collector may call it
-        # at any time and in any thread, so `release_hold` only appends to a queue, which the next read processes.
+        # The finalizer is not a method of this reader. A method would keep the reader alive. The garbage collector may
+        # call `release_hold` at any time, so `release_hold` only appends to a queue, which the next read processes.
         self._finalizer = weakref.finalize(self, engine.dataflow.holds.release_hold, self._hold)
         self._finalizer.atexit = False
 
     def close(self) -> None:
-        """Free the history that it keeps. You may call it twice, and from any thread."""
+        """Free the history that the reader keeps readable. You may call `close` repeatedly and from any thread."""
         self._finalizer()
 
     @property
     def closed(self) -> bool:
-        """Whether it is closed."""
+        """Whether the reader is closed."""
         return not self._finalizer.alive
 
     @property
     def time(self) -> int:
-        """The reader's time, an int64: `read` reads there, and `changes_to` begins there."""
+        """The time of the reader, an int64. `read` reads at this time, and `changes_to` starts from it."""
         return self._hold.time
 
     def read(self, as_of: Time | None = None) -> pa.Table:
-        """Read the collection at the reader's time, or at another.
+        """Read the collection at the reader's time, or at another readable time.
 
         Parameters
         ----------
         as_of : int, date, datetime or str, optional
-            A readable time. By default the reader's own.
+            A readable time. By default the reader's time.
 
         Returns
         -------
@@ -96,14 +96,14 @@ class Reader(Closing):
 
         Notes
         -----
-        It costs as much as ``engine.read``.
+        `read` costs as much as ``engine.read``.
         """
         self._check_open("read")
         ask = partial(self._engine.read, self.name)
         return self._retry_if_reader_moved(ask) if as_of is None else ask(as_of)
 
     def get(self, /, **key: Any) -> dict[str, Any] | None:
-        """Look up the row of a key or a group at the reader's time, like ``engine.get``.
+        """Look up the row of a key or a group, as ``engine.get`` does, but at the reader's time.
 
         Parameters
         ----------
@@ -122,13 +122,13 @@ class Reader(Closing):
 
         Notes
         -----
-        O(log n) for each run that is kept.
+        O(log n) for each run of stored rows.
         """
         self._check_open("get")
         return self._retry_if_reader_moved(partial(self._engine.get_as_of, self.name, key))
 
     def _retry_if_reader_moved(self, ask: Callable[[int], T]) -> T:
-        """Ask at the reader's time, and again if another thread moved the reader before the answer."""
+        """Call ``ask`` with the reader's time. Repeat the call if another thread moved the reader meanwhile."""
         while True:
             time = self.time
             try:
@@ -138,17 +138,17 @@ class Reader(Closing):
                     raise
 
     def advance_to(self, time: Time | None = None) -> None:
-        """Advance to a closed time, and free the history before it.
+        """Move the reader to a closed time, and free the history before this time.
 
         Parameters
         ----------
         time : int, date, datetime or str, optional
-            By default the last closed time.
+            The default is the last closed time.
 
         Raises
         ------
         TimeWentBack
-            If ``time`` is before the reader's own.
+            If ``time`` is before the reader's time.
         NotReadable
             If ``time`` is not closed, or the reader is closed.
 
@@ -161,20 +161,20 @@ class Reader(Closing):
             self._engine.dataflow.holds.advance_hold(self._hold, self._parse_target_time("advance", time))
 
     def changes_to(self, time: Time | None = None) -> pa.Table:
-        """Return the net changes from the reader's time to a closed time, and move the reader to it.
+        """Return the net changes from the reader's time to a closed time, and move the reader to the closed time.
 
-        Call it repeatedly to follow a collection: the results after a ``read()`` add up to the collection. If it
-        raises, the reader does not move.
+        Call `changes_to` repeatedly to follow a collection. The rows of one ``read()`` plus all later results are the
+        rows of the collection at the reader's time. If the method raises an error, the reader does not move.
 
         Parameters
         ----------
         time : int, date, datetime or str, optional
-            By default the last closed time.
+            The default is the last closed time.
 
         Returns
         -------
         pyarrow.Table
-            The net changes, as ``engine.changes`` gives them.
+            The net changes, as ``engine.changes`` returns them.
 
         Raises
         ------
@@ -183,7 +183,7 @@ class Reader(Closing):
 
         Notes
         -----
-        It costs as much as ``engine.changes``.
+        `changes_to` costs as much as ``engine.changes``.
         """
         self._check_open("changes")
         with self._engine.dataflow.guard.lock_for_read("changes of a reader"):
@@ -195,14 +195,14 @@ class Reader(Closing):
     def changes(self, *, timeout: float | None = None) -> "StepIterator":
         """Follow the collection: yield a `Step` for each step of the engine after the reader's time.
 
-        Use it in a ``for`` or an ``async for``, on any thread except one that writes meanwhile. Each step moves the
-        reader to its last time, so a second loop misses no step and repeats none. It ends when the reader or the engine
-        is closed.
+        Use the result in a ``for`` or an ``async for``, on any thread that does not write during the loop. Each step
+        moves the reader to the last time of the step. So a second loop neither misses nor repeats a step. The loop ends
+        when the reader or the engine is closed.
 
         Parameters
         ----------
         timeout : float, optional
-            The seconds without a step after which it also ends. With 0 it ends at the last existing step.
+            The seconds without a step after which the iterator also ends. With 0 it ends after the last existing step.
 
         Returns
         -------
@@ -216,19 +216,20 @@ class Reader(Closing):
 
         Notes
         -----
-        A step may arrive before its commit; `Step.committed` waits for the commit. Steps wait for readers in 64 MB of
-        memory. History replaces steps that a slower reader missed and steps before it was opened. It also replaces all
-        steps of an input without an output. Then the net changes since the reader's time are one step without verdicts,
-        stamped with the last time, in O(n) for n rows of the inputs.
+        A step can arrive before its commit. `Step.committed` waits for the commit. Memory holds at most 64 MB of steps
+        that readers have not read. If steps are no longer in memory, or the reader follows an input that is not an
+        output, the reader gets a single step with the net changes since the reader's time. This single step is computed
+        from history. The computed step has no verdicts, and all updates of this step have the last closed time. The
+        step costs O(n) for n rows of the inputs.
         """
         self._check_open("changes")
         return StepIterator(self, timeout)
 
     def _find_next_step(self) -> tuple[int, Step] | None:
-        """Return the first step after the reader's time, with its last time; None if there is none yet."""
+        """Return the first step after the reader's time, and the step's last time. Return None if there is no step."""
         dataflow, name = self._engine.dataflow, self.name
         found = dataflow.recent.find_step_after(self.time)
-        # An output of upserts has no differences, so they are computed from the held rows.
+        # An output of upserts has no differences, so differences are computed from the held rows.
         if found is not None and name in found[1] and found[1][name].schema.names[-1] == DIFF:
             last, step = found
             out = Step({name: step[name]}, step.verdicts, step.frontier)
@@ -254,13 +255,13 @@ class Reader(Closing):
         return self._engine.closed(asked, to)
 
     def _has_ended(self) -> bool:
-        """Whether the last step has come. Raises `EngineClosed` if a failure is the reason."""
+        """Return whether all steps have arrived. Raises `EngineClosed` if the engine has failed."""
         dataflow = self._engine.dataflow
         if self.closed or (dataflow.recent.ended and dataflow.last <= self.time):
             return True
         if dataflow.guard.state != "open":
             with dataflow.guard.lock_for_read(f"changes of a reader of {self.name!r} from {self._formatted_time} on"):
-                """A running step has ended."""
+                """Taking the lock waits for a running step, and raises an error if the engine failed."""
         return False
 
     def _check_open(self, what: str) -> None:
@@ -268,7 +269,7 @@ class Reader(Closing):
             raise NotReadable(
                 f"{what} of a reader of {self.name!r}",
                 f"it was closed at time {self._formatted_time}",
-                f"open another one: engine.reader({self.name!r})",
+                f"open another reader: engine.reader({self.name!r})",
             )
 
     @property
@@ -280,7 +281,7 @@ class Reader(Closing):
 
 
 class StepIterator:
-    """The steps that a reader follows: an iterator for ``for`` and ``async for``. `Reader.changes` makes it."""
+    """An iterator over the steps that a reader follows, for ``for`` and ``async for``. `Reader.changes` makes it."""
 
     def __init__(self, reader: Reader, timeout: float | None) -> None:
         self._reader, self._timeout = reader, timeout
@@ -316,7 +317,7 @@ class StepIterator:
         with self._recent.call_on_each_step(wake):
             while True:
                 came.clear()
-                # Cancelling loses no step, because the reader moves only when it returns one.
+                # A cancelled call loses no step, because the reader moves only when `__anext__` returns a step.
                 found, over = await asyncio.to_thread(self._poll_step)
                 if found is not None:
                     return self._advance_reader(*found)
@@ -327,22 +328,22 @@ class StepIterator:
                     await asyncio.wait_for(came.wait(), pause)
 
     def _choose_deadline(self) -> float:
-        """Return the time until when the next step is awaited."""
+        """Return the clock time at which the wait for the next step ends."""
         return inf if self._timeout is None else monotonic() + self._timeout
 
     def _poll_step(self) -> tuple[tuple[int, Step] | None, bool]:
-        """Return the next step, or else whether the steps have ended."""
+        """Return the next step or None, and whether all steps have arrived."""
         found = None if self._reader.closed else self._reader._find_next_step()
         return found, found is None and self._reader._has_ended()
 
     def _advance_reader(self, last: int, step: Step) -> Step:
-        """Move the reader to the step's last time and return the step."""
+        """Move the reader to the last time of the step. Return the step."""
         self._reader._engine.dataflow.holds.advance_hold(self._reader._hold, last)
         return step
 
 
 class Reading(Inspectable):
-    """Reads of the outputs and inputs of an engine or a snapshot, at all readable times.
+    """Methods that read outputs and inputs of an engine or a snapshot at any readable time.
 
     >>> import pyarrow as pa, ddflow as dd
     >>> flow = dd.Flow()
@@ -361,7 +362,7 @@ engine.changes("people", 1, 2).num_rows
         return self.dataflow.last
 
     def output_schema(self, name: str) -> pa.Schema:
-        """Return the columns of an output's table in a `Step`.
+        """Return the schema of an output's table in a `Step`.
 
         Parameters
         ----------
@@ -376,14 +377,14 @@ engine.changes("people", 1, 2).num_rows
         return self.dataflow.output_schema(name)
 
     def read(self, name: str, as_of: Time | None = None) -> pa.Table:
-        """Read an output or an input, at the last closed time or an earlier one.
+        """Read an output or an input at the last closed time or an earlier time.
 
         Parameters
         ----------
         name : str
             The output or input.
         as_of : int, date, datetime or str, optional
-            A closed time, not before `since`. By default the last closed one.
+            A closed time, not before `since`. The default is the last closed time.
 
         Returns
         -------
@@ -397,7 +398,7 @@ engine.changes("people", 1, 2).num_rows
 
         Notes
         -----
-        O(n), for n rows of the inputs that it depends on.
+        O(n), for n rows of the inputs that the collection depends on.
 
         Examples
         --------
@@ -417,7 +418,7 @@ engine.changes("people", 1, 2).num_rows
             return still.graph.read_collection(node, as_of)
 
     def get(self, name: str, /, **key: Any) -> dict[str, Any] | None:
-        """Look up the row of a key or a group, without reading the others.
+        """Look up the row of a key or a group without reading other rows.
 
         Parameters
         ----------
@@ -435,14 +436,14 @@ engine.changes("people", 1, 2).num_rows
         Raises
         ------
         SpecError
-            For columns that are no key, or if the plan proves no key; `read` returns all rows.
+            For columns that are not a key, or if the plan proves no key; `read` returns all rows.
         NotReadable
             For an unknown name, or a value of another type than its column.
 
         Notes
         -----
-        O(1) expected in memory, O(log n) for each run on disk. O(n) if rows are not kept by these columns, as for a
-        join, or for a top by the key of its input.
+        O(1) expected in memory, else O(log n) for each run on disk. O(n) if rows are not stored by the columns of
+        ``key``. A join does not store its rows by them. A top does not store rows by its input's key.
 
         Examples
         --------
@@ -458,7 +459,7 @@ engine.changes("people", 1, 2).num_rows
         return self.get_as_of(name, key, None)
 
     def get_as_of(self, name: str, key: Mapping[str, Any], as_of: Time | None) -> dict[str, Any] | None:
-        """Look up a row like `get`, as of a time, by default the last closed one."""
+        """Look up a row as `get` does, but as of a given time. The default is the last closed time."""
         dataflow, asked = self.dataflow, f"get {name!r} by {list(key)}"
         node, time, found = self.node(name), None, None
         if not any(key.keys() == {*each} for each in node.unique_by()):
@@ -479,9 +480,9 @@ engine.changes("people", 1, 2).num_rows
         return {name: rows.column(name)[0].as_py() for name in node.schema.names} if found.diffs.size else None
 
     def changes(self, name: str, t1: Time, t2: Time | None = None) -> pa.Table:
-        """Return the net differences of an output or an input between two times.
+        """Return the net differences of an output or an input from one time to another time.
 
-        Its contents as of ``t1``, plus these, are its contents as of ``t2``.
+        The contents at ``t1`` plus these differences are the contents at ``t2``.
 
         Parameters
         ----------
@@ -490,7 +491,7 @@ engine.changes("people", 1, 2).num_rows
         t1 : int, date, datetime or str
             A closed time, not before `since`. Updates after it count.
         t2 : int, date, datetime or str, optional
-            A closed time. Updates up to and including it count. By default the last closed one.
+            A closed time. Updates up to and including it count. The default is the last closed time.
 
         Returns
         -------
@@ -504,11 +505,11 @@ engine.changes("people", 1, 2).num_rows
         TimeWentBack
             If ``t2`` is before ``t1``.
         CountOverflow
-            If a multiplicity, or a difference of two, does not fit int64.
+            If a multiplicity, or the difference of two multiplicities, does not fit int64.
 
         Notes
         -----
-        O(n), for n rows of the inputs that it depends on.
+        O(n), for n rows of the inputs that the collection depends on.
         """
         with self.dataflow.open_read_copy("changes") as still:
             node, until = self.node(name), "now" if t2 is None else self._format_time(t2)
@@ -518,19 +519,19 @@ engine.changes("people", 1, 2).num_rows
             )
 
     def reader(self, name: str, at: Time | None = None) -> Reader:
-        """Make a reader of an output or an input. While it is open, `since` does not pass its time.
+        """Make a reader of an output or an input. While the reader is open, `since` does not pass the reader's time.
 
         Parameters
         ----------
         name : str
             The output or input.
         at : int, date, datetime or str, optional
-            The reader's time, closed and not before `since`. By default the last closed one.
+            The reader's time, which is closed and not before `since`. The default is the last closed time.
 
         Returns
         -------
         Reader
-            Use it in a ``with``, or close it.
+            Use it in a ``with`` statement, or close it.
 
         Raises
         ------
@@ -560,15 +561,15 @@ engine.changes("people", 1, 2).num_rows
         Returns
         -------
         pyarrow.Table
-            The row's columns; the begin of each version in the flow's type of time (null: at `since` or before); its
-            end (null: it is current); and whether it is current, a boolean.
+            The row's columns and three more: the time when a version began (null: at `since` or before), the time when
+            it ended (null: it is current), and whether it is current, a boolean.
 
         Raises
         ------
         NotReadable
             For an unknown name, or a collection without a key.
         SpecError
-            For a name that is a column already.
+            For an added column with the name of an existing column.
 
         Notes
         -----
@@ -580,25 +581,25 @@ engine.changes("people", 1, 2).num_rows
     def why(
         self, name: str, key: Any, log: Any = None, as_of: Time | None = None, *, between: Sequence[Time] | None = None
     ) -> Story | Origins:
-        """Explain why a row exists: by the story of an input's key, or by the input rows behind an output's row.
+        """Explain why a row exists: for an input by the story of a key, for an output by the input rows behind the row.
 
-        The story of a key has its rows, past and present, its pending events, and the verdicts of its events in a log.
-        The answer for an output has the input rows behind the rows with these values. Both name sources and positions.
+        The story of a key has its past and present rows, its pending events, and the verdicts of its events in a log.
+        For an output, the answer has the input rows behind its rows. Both answers name sources and positions.
 
         Parameters
         ----------
         name : str
-            The input or output; the input if both have the name.
+            The input or output. The input, if an output has the same name.
         key : scalar, sequence or mapping
-            The key's value; values in the order of the key columns; or a mapping by column. For an output, values of
-            some or all columns; rows with these values are explained together, 100 at most.
+            For an input: the key's value, its values in order, or a mapping by column. For an output: values by column.
+            The call explains all rows with these values together, at most 100.
         log : table or iterable of tables, optional
-            As for `ddflow.verify`. Each part of an iterable is one epoch. For an output, a mapping by input, or the log
-            of its only input of upserts. The keys of the found rows get stories, 100 for each input at most.
+            As for `ddflow.verify`; each part of an iterable is one epoch. For an output: a mapping of input to log, or
+            the log of its only upsert input. Keys of found rows get stories, at most 100 for each input.
         as_of : int, date, datetime or str, optional
-            For an output, a closed time, not before `since`. By default the last closed one.
+            For an output, a closed time, not before `since`. The default is the last closed time.
         between : tuple of two times, optional
-            For an output, explain the changes of its rows after the first time, up to and including the second.
+            For an output, explain the changes of its rows after the first time, up to and including the second time.
 
         Returns
         -------
@@ -608,17 +609,17 @@ engine.changes("people", 1, 2).num_rows
         Raises
         ------
         NotReadable
-            For an unknown name, a value of another type than its column, a time that cannot be read, or an output of
-            inputs that are not kept.
+            For an unknown name, a value of another type than its column, or a time that cannot be read. Also for an
+            output of inputs whose rows are not kept.
         LogUnclear
-            For a log that differs from the input's calls.
+            For a log that does not match the input's recorded calls.
         DdflowError
-            Also `TimeWentBack`, `TieRefused`, and the errors of `Engine.step` for rows that do not fit the input.
+            `TimeWentBack`, `TieRefused`, and the errors of `Engine.step` for rows that do not fit the input.
 
         Notes
         -----
-        O(runs + pending events), and O(n) for n events of a log. For an output O(n log n), for n rows of all
-        collections below it, and O(n) for n events of the log for each key. A missing row has no explanation.
+        O(runs + pending events), and O(n) for n events of a log. For an output: O(n log n) for n rows of all
+        collections that it depends on, plus O(n) for n log events of each key. Missing rows are not explained.
 
         Examples
         --------
@@ -641,24 +642,24 @@ engine.changes("people", 1, 2).num_rows
                 time = self.closed(f"why of {name!r} as of {self._format_time(as_of)}", as_of, still)
                 return find_origin_rows(still, name, key, time, log)
             if (as_of is not None or between is not None) and name in self.flow.inputs:
-                found = "the story of a key tells of all times that are kept"
-                remedy = f"leave {'between' if as_of is None else 'as_of'}= out, or name an output"
+                found = "the story of a key covers all kept times"
+                remedy = f"omit {'between' if as_of is None else 'as_of'}=, or name an output"
                 raise NotReadable(f"why {key!r} of the input {name!r}", found, remedy, input=name)
             if name not in self.flow.inputs and name in (sides := self.flow.side_outputs()):
                 raise make_side_output_error(f"why of {name!r}", name, sides[name][0])
             return build_key_history(still, name, key, log)
 
     def _explain_changes(self, still: Dataflow, name: str, key: Any, between: Any, *, beside: bool) -> Origins:
-        """Explain why rows of an output changed. ``beside``: whether there is another option. Like `Reading.why`."""
+        """Explain how output rows changed, for `Reading.why`. ``beside``: whether ``log`` or ``as_of`` was passed."""
         asked = f"why of {name!r} between {between!r:.99}"
         if beside or not isinstance(between, tuple | list) or len(between) != 2:
-            both = ErrorText("log= and ", Option("as_of"), " are of one time")
-            remedy = ErrorText("give between=(t1, t2), two closed times, and neither log= nor ", Option("as_of"))
-            raise NotReadable(asked, both if beside else "it is no pair of times", remedy)
+            both = ErrorText("log= and ", Option("as_of"), " apply to one time")
+            remedy = ErrorText("pass between=(t1, t2) with two closed times, and neither log= nor ", Option("as_of"))
+            raise NotReadable(asked, both if beside else "it is not a pair of times", remedy)
         asked = f"why of {name!r} from {self._format_time(between[0])} to {self._format_time(between[1])}"
         first, last = (self.closed(asked, time, still) for time in between)
         if last < first:
-            raise TimeWentBack(asked, "the second time is before the first", "give the earlier time first")
+            raise TimeWentBack(asked, "the second time is before the first", "pass the earlier time first")
         return find_origin_rows(still, name, key, last, after=first)
 
     def node(self, name: str) -> Collection:
@@ -668,20 +669,19 @@ engine.changes("people", 1, 2).num_rows
             raise make_side_output_error(f"read {name!r}", name, sides[name][0])
         if node is None:
             known = [*self.flow.outputs, *self.flow.inputs]
-            remedy = f"{did_you_mean(name, dict.fromkeys(known))}; of one that the flow got since, open it again"
-            raise NotReadable(f"read {name!r}", "that is no output or input", remedy)
+            remedy = f"{did_you_mean(name, dict.fromkeys(known), 'names')}; if you added it since, open the flow again"
+            raise NotReadable(f"read {name!r}", "there is no such output or input", remedy)
         if lost := self.dataflow.graph.list_stateless_inputs(node):
             remedy = ErrorText(
-                "give ",
+                "pass ",
                 Option("keep", True),
-                " to flow.updates to have them arranged; the differences are in each step's ",
-                "output",
+                " to flow.updates to keep them; the differences are in each step's output",
             )
             raise NotReadable(f"read {name!r}", f"it is made of rows of the inputs {lost}, which are not kept", remedy)
         return node
 
     def closed(self, asked: str, time: Any, of: Dataflow | None = None) -> int:
-        """Check that a time of a dataflow can be read, and return it; by default the last closed one."""
+        """Check that a time can be read from a dataflow, and return the time. The default is the last closed time."""
         of = self.dataflow if of is None else of
         time = max(of.last, of.since) if time is None else time_to_int64(asked, time, CLOSED, of.time_type)
         return history.check_readable_time(asked, time, of.since, of.frontier, kind=of.time_type)
@@ -691,9 +691,9 @@ engine.changes("people", 1, 2).num_rows
 
 
 def _describe_missing_key(node: Collection, name: str) -> tuple[str, str]:
-    """Return the finding and the remedy for a read by columns that are no key."""
+    """Return the finding and the remedy for the error when `get` is called with columns that are not a key."""
     keys = [list(each) for each in node.unique_by()]
-    remedy = f"engine.read({name!r}) gives all rows"
+    remedy = f"engine.read({name!r}) returns all rows"
     if not keys:
-        return "the plan proves no columns by which each row is another", remedy
-    return f"a row is known by {' or by '.join(map(str, keys))}", f"give exactly these; {remedy}"
+        return "the plan proves no key for its rows", remedy
+    return f"a row is identified by {' or by '.join(map(str, keys))}", f"pass exactly these columns; {remedy}"

@@ -1,11 +1,12 @@
-"""Deliver the committed epochs of outputs to their sinks, in order, each once.
+"""Deliver the committed epochs of outputs to their sinks, in order, and each epoch exactly once.
 
-The target stores the number of its last epoch (`TargetRecord`) in the same transaction as the rows. A failed target is
-opened again after a pause, and its record tells whether it has the failed epoch. A table is refused if it is ahead,
-needs epochs that are not kept, or has rows of another writer; only `sync` fixes it.
+The target stores a `TargetRecord` with the number of the last epoch in the same transaction as the rows of this epoch.
+After a failure, the run pauses and then opens the target again. The record in the target shows whether the target has
+the failed epoch. A table is refused in three cases: it is ahead of the state, it needs epochs that are not kept, or it
+has rows of another writer. Only `sync` can repair a refused table.
 
-Guarantees: a state acknowledges an epoch after the target has it. No epoch is lost, because
-`Deliveries.is_backlog_full` stops the intake.
+Guarantees: the state records an epoch as delivered only after the target has the epoch. No waiting epoch is lost,
+because the run ingests no rows while `Deliveries.is_backlog_full` returns True.
 """
 
 import warnings
@@ -38,15 +39,15 @@ from ddflow.metrics import Look, SinkLag
 from ddflow.storage.epochs import AttachedSink, Epoch
 
 NAP: Final = 0.01
-"""The seconds between two checks for work."""
-SYNC: Final = "ddflow sync gives it the difference"
+"""The pause in seconds between two attempts to deliver."""
+SYNC: Final = "run ddflow sync, which writes the difference"
 
 
 class Delivery:
-    """The delivery of the output ``name`` to its sink.
+    """Delivers the output ``name`` to its sink.
 
-    ``at``: the last epoch that is done. ``before``: the record in the target. ``look``: as in `OpenSink`. It connects
-    at the first `deliver_waiting_epochs`. Raises `SpecError`.
+    ``at``: the last delivered epoch. ``before``: the record in the target. ``look``: as in `OpenSink`. The delivery
+    connects to the target in the first call of `deliver_waiting_epochs`. Raises `SpecError`.
     """
 
     def __init__(self, epochs: RetainedEpochs, name: str, sink: TableSink, look: Look = lambda rows: None) -> None:
@@ -56,13 +57,13 @@ class Delivery:
         self.before: TargetRecord | None = None
         self.retry = Retry(f"the sink of {name!r}")
         self._sizes = deque[tuple[int, int]]()
-        """The numbers and the bytes of waiting epochs that were counted so far."""
+        """For each waiting epoch that was counted so far: its number, and the bytes of its updates."""
         known = self.find_sink_record()
         self.at = self.epochs.manifest.epoch if known is None else known.epoch
 
     @property
     def table(self) -> OpenSink:
-        """The target's table, connected. Raises `SinkFailed`."""
+        """The table in the target. The first access opens a connection. Raises `SinkFailed`."""
         if self._table is None:
             made = self.sink.open(self.shape)
             check_result_type(f"the sink of {self.name!r}", "open", made, OpenSink)
@@ -77,31 +78,34 @@ class Delivery:
             self._table = None
 
     def update_table_shape(self) -> None:
-        """Continue with the current columns of the output."""
+        """Continue with the current columns of the output, which may have changed."""
         key, shape = self._find_table_shape()
         if shape != self.shape:
             self.close()
             self.key, self.shape = key, shape
 
     def _find_table_shape(self) -> tuple[tuple[str, ...] | None, TableShape]:
-        """Return the key of the output, and the table that it needs."""
+        """Return the key of the output, and the shape of the table in the target."""
         key, shape = make_table_shape(self.epochs.flow, self.name, self.sink)
         known = self.find_sink_record()
         return key, shape if known is None else shape._replace(had=frozenset(known.columns))
 
     def find_sink_record(self) -> AttachedSink | None:
-        """Return the state's record of this sink; None if the record belongs to another target."""
+        """Return the state's record of this sink. Return None if the record belongs to another target."""
         known = self.epochs.log.sinks.get(self.name)
         same = known is not None and (known.kind, known.target) == (self.sink.kind, self.sink.target)
         return known if same else None
 
     @property
     def waiting_epochs(self) -> int:
-        """The number of committed epochs that the sink has yet to take."""
+        """The number of committed epochs that the sink does not have yet."""
         return self.epochs.manifest.epoch - self.at
 
     def count_waiting_bytes(self) -> int:
-        """Count the bytes of waiting updates. O(waiting epochs); each epoch is read from the state once."""
+        """Count the bytes of updates that the sink does not have yet. O(waiting epochs).
+
+        The method asks the state only once about each epoch.
+        """
         for receipt in self.epochs.list_epochs(max(self.at, self._sizes[-1][0] if self._sizes else 0)):
             self._sizes.append((receipt.epoch, receipt.count_output_bytes(self.name)))
         while self._sizes and self._sizes[0][0] <= self.at:
@@ -109,9 +113,10 @@ class Delivery:
         return sum(size for _, size in self._sizes)
 
     def deliver_waiting_epochs(self, now: float) -> bool:
-        """Write waiting epochs, unless a retry is not due. Return whether no epoch waits. O(updates).
+        """Write the waiting epochs, unless it is too early for a retry.
 
-        ``now``: a monotonic clock, in seconds. Raises `SinkAhead`, `SinkRefused`.
+        Return whether the sink now has all committed epochs. O(updates). ``now``: the time of a monotonic clock, in
+        seconds. Raises `SinkAhead`, `SinkRefused`.
         """
         if not self.retry.is_due(now):
             return False
@@ -137,7 +142,7 @@ class Delivery:
         return True
 
     def resume_from_target(self) -> None:
-        """Read the target's record, and find the epoch to continue from.
+        """Read the record in the target, and find the epoch after which to continue.
 
         Raises `SinkRefused`, `SinkAhead`, `SinkFailed`.
         """
@@ -145,15 +150,16 @@ class Delivery:
         known = self.find_sink_record()
         self.check_write_mode(known)
         if known is not None and known.syncing:
-            raise self.make_refused_error("a sync that added columns to it did not end", SYNC)
+            raise self.make_refused_error("a sync that added columns to it did not finish", SYNC)
         record, missing = self.table.written(), self.table.missing()
         if record is not None and missing and not self._is_own_record(record):
-            record = None  # its table, of another state or output, was dropped
+            record = None  # the table of the record, of another state or output, was dropped
         self.before = record
         if missing and (last := record.epoch if record is not None else known.written if known is not None else 0):
             raise build_dropped_table_error(self.name, self.sink.target, last)
         at = self._choose_start_epoch(record, known)
-        # A failure before the first epoch must leave no table, because its shape may change until then.
+        # If the delivery fails before the first epoch, it must leave no table, because the shape of the table may still
+        # change.
         (self.table.holds if missing and not self.epochs.manifest.epoch else self.table.prepare)()
         if at is None:
             self._write_initial_rows()
@@ -164,16 +170,20 @@ class Delivery:
         self.record_delivered_epoch()
 
     def _choose_start_epoch(self, record: TargetRecord | None, known: AttachedSink | None) -> int | None:
-        """Choose the epoch to continue after; None if an empty table first gets all rows of the output.
+        """Choose the last epoch that need not be delivered.
+
+        Return None if the table is empty and must first get all rows of the output.
 
         ``record``: the target's record. ``known``: the state's record.
         """
         match record, known:
             case None, AttachedSink(written=written) if written:
-                raise self.make_refused_error(f"it has lost its record, and was given epoch {written}", SYNC)
+                raise self.make_refused_error(
+                    f"it has lost its record, but this state wrote epoch {written} to it", SYNC
+                )
             case None, _ if self.table.occupied():
-                remedy = "give another table; or take it over: ddflow sync --adopt lists what that deletes"
-                raise self.make_refused_error("it has rows and no record of a state that wrote them", remedy)
+                remedy = "choose another table; or take it over: ddflow sync --adopt lists the rows that it deletes"
+                raise self.make_refused_error("it has rows, but no record of the state that wrote them", remedy)
             case None, None:
                 return None if self.epochs.manifest.epoch else 0
             case None, AttachedSink(epoch=acknowledged):
@@ -184,45 +194,47 @@ class Delivery:
         raise AssertionError("all cases are above")
 
     def check_write_mode(self, known: AttachedSink | None) -> None:
-        """Raise `SinkRefused` if the target was written in another mode, because the modes would mix."""
+        """Raise `SinkRefused` if the target was written in a mode other than the mode of this sink."""
         if known is not None and known.written and known.mode != self.sink.mode:
             raise self.make_refused_error(
-                f"it was written with mode={known.mode!r}, and this is {self.sink.mode!r}", OTHER_MODE
+                f"it was written with mode={known.mode!r}, but this sink has mode {self.sink.mode!r}", OTHER_MODE
             )
 
     def _check_record(self, there: TargetRecord, known: AttachedSink | None) -> None:
-        """Raise `SinkRefused` or `SinkAhead` unless a target's record is in the history of this state."""
+        """Raise `SinkRefused` or `SinkAhead` if the record in a target does not match the history of this state."""
         manifest = self.epochs.manifest
         if there.state != manifest.id:
-            remedy = "give each a table of its own; in place of a state that is gone: ddflow sync --adopt takes it over"
-            raise self.make_refused_error(f"it is written by the state with the id {there.state}", remedy)
+            remedy = "use a separate table for each state; if that state is gone, ddflow sync --adopt takes it over"
+            raise self.make_refused_error(f"the state with the id {there.state} writes it", remedy)
         if there.output != self.name:
-            raise self.make_refused_error(f"it has the output {there.output!r}", "give each output a table of its own")
+            raise self.make_refused_error(f"it has the output {there.output!r}", "use a separate table for each output")
         if known is not None and (known.written, known.digest) == (there.epoch, there.digest):
             return
         if not self._is_own_record(there):
-            found = f"it has this output as it was until epoch {there.epoch}; it was dropped since, and is a new one"
-            raise self.make_refused_error(found, f"give another table, or {SYNC}")
+            found = (
+                f"it has the rows of this output at epoch {there.epoch}, but the output was dropped since and is new"
+            )
+            raise self.make_refused_error(found, f"choose another table, or {SYNC}")
         digest = self.epochs.find_manifest_digest(there.epoch)
         if there.epoch > manifest.epoch or digest not in (there.digest, None):
             found = f"it has epoch {there.epoch}, which is not in the history of this state, at epoch {manifest.epoch}"
-            raise SinkAhead(f"write {self.name!r} to {self.sink.target}", found, f"after a rollback that is so: {SYNC}")
+            raise SinkAhead(f"write {self.name!r} to {self.sink.target}", found, f"after a rollback, {SYNC}")
         if known is not None and there.epoch < known.written:
-            found = f"it has epoch {there.epoch}, and was given {known.written}"
-            raise self.make_refused_error(found, f"was it restored? {SYNC}")
+            found = f"it has epoch {there.epoch}, but this state wrote epoch {known.written} to it"
+            raise self.make_refused_error(found, f"if it was restored from a backup, {SYNC}")
         if digest is None:
-            raise self.make_refused_error(f"it has epoch {there.epoch}, which is not kept any more", SYNC)
+            raise self.make_refused_error(f"it has epoch {there.epoch}, which is no longer kept", SYNC)
 
     def _is_own_record(self, there: TargetRecord) -> bool:
-        """Whether a record is from this state, and from no dropped output."""
+        """Return whether a record comes from the current output of this state, and not from a dropped output."""
         return there.state == self.epochs.manifest.id and there.epoch > self.epochs.manifest.dropped.get(self.name, 0)
 
     def make_refused_error(self, found: str, remedy: str) -> SinkRefused:
-        """Make the error for a table that cannot be written."""
+        """Make the error for a table that this state must not write."""
         return SinkRefused(f"write {self.name!r} to {self.sink.target}", found, remedy)
 
     def _write_initial_rows(self) -> None:
-        """Write all current rows of the output to an empty table."""
+        """Write all current rows of the output to the empty target table."""
         self.look(0)
         made = self.make_change_converter(self.epochs.manifest.epoch)(self.epochs.read_rows_as_updates(self.name))
         if made.net:
@@ -230,7 +242,11 @@ class Delivery:
         self.at = self.epochs.manifest.epoch
 
     def _write_epoch(self, receipt: Epoch) -> None:
-        """Write an epoch: in staged parts if the target supports them, else from this process."""
+        """Write an epoch.
+
+        If the epochs and the target support parts, stage the parts in other processes. Otherwise write the epoch in
+        this process.
+        """
         self.look(0)
         make = self.make_change_converter(receipt.epoch)
         in_parts = None
@@ -247,9 +263,10 @@ class Delivery:
             self.write_changes(made, receipt.epoch)
 
     def make_change_converter(self, epoch: int) -> Callable[[pa.Table], TableChanges]:
-        """Return a function that converts updates of an epoch to a table's changes, the same in each retry. O(updates).
+        """Return a function that converts the updates of an epoch to changes of the target table. O(updates).
 
-        Other processes can load the function. Raises the errors of `to_table_changes`.
+        The function returns the same changes in each retry. The function can be pickled to run in another process. The
+        function raises the errors of `to_table_changes`.
         """
         secret, written = self.epochs.hash_secret, self.epochs.read_commit_time(epoch)
         return partial(
@@ -263,7 +280,10 @@ class Delivery:
         )
 
     def write_changes(self, made: TableChanges, epoch: int) -> None:
-        """Write changes with the record of an epoch. O(rows). Raises `SinkAhead`, `SinkFailed`."""
+        """Write changes to the target, together with the record of an epoch. O(rows).
+
+        Raises `SinkAhead`, `SinkFailed`.
+        """
         new = self._make_record(epoch)
         with (
             self.retry.watch_call(f"has been writing epoch {epoch}", self.table.cancel),
@@ -279,7 +299,7 @@ class Delivery:
         return TargetRecord(self.epochs.manifest.id, self.name, epoch, digest)
 
     def record_delivered_epoch(self) -> None:
-        """Record the delivered epoch of the sink for the next manifest."""
+        """Record the last delivered epoch in the state, so that the next manifest contains it."""
         sink, (written, digest) = self.sink, (0, "") if self.before is None else self.before[2:]
         columns = tuple(self.shape.schema.names) if written else ()
         made = AttachedSink(sink.kind, sink.target, sink.mode, self.at, written, digest, columns)
@@ -287,16 +307,16 @@ class Delivery:
 
 
 def _stage_part(make: Callable[[pa.Table], TableChanges], stage: Callable[[pa.Table], bytes], part: pa.Table) -> bytes:
-    """Stage a part of an epoch's updates at a target; return b"" for a part without rows."""
+    """Stage a part of an epoch's updates at a target. Return b"" if the part has no changes."""
     made = make(part)
     return stage(made.rows) if made.net else b""
 
 
 class Deliveries:
-    """The deliveries of all sinks, with a common limit.
+    """The deliveries to all sinks, with a common limit for their backlogs.
 
-    ``each``: by output. ``most``: the most bytes of updates that may wait for a sink. ``patience``: seconds of retries
-    for a failing sink, None without end.
+    ``each``: the deliveries, by output. ``most``: the most bytes of updates that may wait for a sink. ``patience``: the
+    seconds of retries for a failing sink; None for no limit.
 
     >>> import ddflow as dd, tempfile
     >>> from ddflow.engine.run.kept_epochs import EngineEpochs
@@ -315,53 +335,56 @@ class Deliveries:
 
     @property
     def delivered_epochs(self) -> dict[str, int]:
-        """By output, the last epoch that is done."""
+        """For each output, the last epoch that was delivered."""
         return {name: each.at for name, each in self.each.items()}
 
     @property
     def has_waiting_epochs(self) -> bool:
-        """Whether an epoch waits for a sink."""
+        """Whether any sink lacks a committed epoch."""
         return any(each.waiting_epochs for each in self.each.values())
 
     def measure_lags(self) -> dict[str, SinkLag]:
-        """Measure the lag of each sink, by output. O(waiting epochs)."""
+        """Measure the lag of each sink. The result is a mapping from output names. O(waiting epochs)."""
         return {
             name: SinkLag(each.waiting_epochs, each.count_waiting_bytes(), each.retry.failing is not None)
             for name, each in self.each.items()
         }
 
     def deliver_waiting_epochs(self) -> bool:
-        """Write waiting epochs to each sink. Return whether no epoch waits. O(updates).
+        """Write the waiting epochs of all sinks. Return whether all sinks now have all committed epochs. O(updates).
 
         Raises `SinkAhead`, `SinkRefused`.
         """
         return not [each for each in self.each.values() if not each.deliver_waiting_epochs(monotonic())]
 
     def is_backlog_full(self) -> bool:
-        """Whether too many epochs or bytes wait for a sink. O(waiting epochs)."""
+        """Return whether too many epochs or bytes wait for one of the sinks. O(waiting epochs)."""
         waiting = [each for each in self.each.values() if each.waiting_epochs]
         return any(each.waiting_epochs >= EPOCHS or each.count_waiting_bytes() >= self.most for each in waiting)
 
     def give_up_if_overdue(self) -> None:
-        """Raise an error that has lasted too long."""
+        """Raise the error of a sink that has failed for too long."""
         for each in self.each.values():
             each.retry.give_up_if_overdue(monotonic(), self.patience)
 
     def cancel_writes(self) -> None:
-        """Cancel running writes, if their targets support that; their epochs wait. Call it from another thread."""
+        """Cancel running writes if their targets support it. The epochs of these writes stay in the backlog.
+
+        Call the method from a thread other than the thread of the run.
+        """
         for each in self.each.values():
             each.retry.cancel_call()
 
     def reduce_backlog(self) -> None:
-        """Deliver until the backlog is no longer full.
+        """Deliver epochs until the backlog is not full.
 
-        Raises the errors of `deliver_waiting_epochs` and of overdue sinks.
+        Raises the errors of `deliver_waiting_epochs`, and the errors of sinks that have failed for too long.
         """
         while self.is_backlog_full():
             self._retry_waiting_epochs()
 
     def drain(self) -> None:
-        """Deliver until no epoch waits. Raises the errors of `reduce_backlog`."""
+        """Deliver epochs until all sinks have all committed epochs. Raises the errors of `reduce_backlog`."""
         while not self.deliver_waiting_epochs():
             self._retry_waiting_epochs()
 
@@ -377,11 +400,11 @@ class Deliveries:
 
 
 def warn_of_missing_sinks(attached: Iterable[str], given: Collection[str], where: str) -> None:
-    """Warn of a state's sinks that are ``attached`` but not ``given``. O(sinks)."""
+    """Warn about sinks that are ``attached`` to a state but are not among the sinks ``given`` to a run. O(sinks)."""
     if lacking := [name for name in attached if name not in given]:
         warnings.warn(
-            f"the sinks of {lacking} of {where} are attached and not given: the state keeps their updates until they "
-            "are given again, or forgotten: engine.detach(NAME), ddflow sync --detach NAME, on Spark "
+            f"the sinks of {lacking} of {where} are attached but were not passed: the state keeps their updates until "
+            "you pass them again, or forget them with engine.detach(NAME), ddflow sync --detach NAME, on Spark "
             "spark_bridge.sync(flow, state, {}, detach=(NAME,))",
             stacklevel=4,
         )

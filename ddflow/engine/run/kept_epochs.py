@@ -1,6 +1,6 @@
-"""Read the committed epochs that sinks still need, and the current rows of outputs.
+"""Read the committed epochs that sinks still need, and read the current rows of outputs.
 
-Guarantees: an epoch stays with its digest and updates until every sink acknowledges it.
+Guarantees: an epoch is kept with its digest and its updates until every sink acknowledges it.
 
 >>> import ddflow as dd
 >>> from ddflow.storage.memory import MemoryStore
@@ -33,13 +33,16 @@ from ddflow.storage.manifest import Manifest
 from ddflow.time import NEVER
 
 InParts = Callable[[Callable[[pa.Table], bytes]], list[bytes]]
-"""Applies a function to each part of an epoch's updates, in any process, and returns all results."""
+"""A function that gets a second function, and applies it to each part of an epoch's updates, in any process.
+
+The result is the list of all results.
+"""
 
 
 class RetainedEpochs(ABC):
-    """The committed epochs of a state that sinks need. ``log``: the state's epochs.
+    """The committed epochs that sinks still need. ``log``: the epochs of the state.
 
-    ``batch_store``: reads its files.
+    ``batch_store``: the reader of the state's files.
     """
 
     def __init__(self, log: EpochLog, batch_store: BatchStore) -> None:
@@ -52,27 +55,32 @@ class RetainedEpochs(ABC):
 
     @abstractmethod
     def read_output(self, name: str) -> pa.Table:
-        """Read the rows of an output after the last epoch, as updates of one time. O(rows)."""
+        """Read the rows that an output has after the last epoch, as updates that all have one time. O(rows)."""
 
     @abstractmethod
     def is_new_output(self, name: str) -> bool:
-        """Return whether an output is new, so that the next epoch brings its earlier rows."""
+        """Return whether an output is new. For a new output, the next epoch has all existing rows as updates."""
 
     @abstractmethod
     def publish_connector_positions(self) -> None:
-        """Publish the attached sources and sinks, if the newest manifest differs. Raises the errors of a commit."""
+        """Publish the attached sources and sinks if they differ from those in the newest manifest.
+
+        Raises the errors of a commit.
+        """
 
     def find_partition_splitter(self, receipt: Epoch, name: str, key: Sequence[str] | None) -> InParts | None:
-        """Return a function over each part of an output's updates; None if the sink takes them in one piece.
+        """Return a function that processes the updates of an output in parts. Return None if the updates are not split.
 
-        ``key``: all updates of a key must be in one part; None: all equal rows must; (): no constraint.
+        ``key``: all updates with the same values of these columns must be in one part. If ``key`` is None, all updates
+        of equal rows must be in one part. If ``key`` is (), the updates can be split in any way.
         """
         return None
 
     def read_rows_as_updates(self, name: str) -> pa.Table:
-        """Read the rows of an output as updates of the last time, with ``_diff`` unless it has upserts. O(rows).
+        """Read the current rows of an output as updates at the last time, with a ``_diff`` column. O(rows).
 
-        The table is empty for a side output, and if the next epoch brings all rows.
+        The table is empty for a side output. The table of a new output is empty, because the next epoch has all rows of
+        the output.
         """
         if self.is_new_output(name) or self.manifest.last == NEVER or name not in self.flow.outputs:
             rows = build_mode_schema("upsert", self.output_schema(name)).empty_table()
@@ -84,7 +92,10 @@ class RetainedEpochs(ABC):
         return self.add_time_column(rows.append_column(DIFF, pa.array(np.ones(rows.num_rows, np.int64))))
 
     def add_time_column(self, rows: pa.Table) -> pa.Table:
-        """Add a column with the last time before ``_diff``, the last column. O(rows)."""
+        """Add a ``_time`` column that contains the last time of the state.
+
+        The column is placed before the last column ``_diff``. O(rows).
+        """
         times = build_time_column(np.full(rows.num_rows, self.manifest.last), self.flow.time_type)
         return rows.append_column(TIME, times).select([*rows.schema.names[:-1], TIME, DIFF])
 
@@ -94,13 +105,19 @@ class RetainedEpochs(ABC):
         return self.log.manifest_log.manifest
 
     def list_epochs(self, after: int = 0) -> Iterator[Epoch]:
-        """List the kept epochs after ``after``, ascending. O(result + log kept). Raises `CorruptState`."""
+        """List the kept epochs after the epoch ``after``, in ascending order. O(listed epochs + kept log).
+
+        Raises `CorruptState`.
+        """
         manifest = self.manifest
         yield from self.log.manifest_log.backlog.list_receipts(manifest.backlog, after)
         yield from (each for each in manifest.receipts if each.epoch > after)
 
     def find_first_lost_epoch(self, after: int) -> int | None:
-        """Find the first committed epoch after ``after`` that is not kept. O(1)."""
+        """Return the first committed epoch that comes after the epoch ``after`` and is not kept.
+
+        Return None if all later epochs are kept. O(1).
+        """
         oldest = self.manifest.epoch + 1 if self.manifest.oldest_epoch is None else self.manifest.oldest_epoch
         return after + 1 if after + 1 < oldest and after < self.manifest.epoch else None
 
@@ -110,13 +127,13 @@ class RetainedEpochs(ABC):
         return Secret(*self.manifest.secret)
 
     def output_schema(self, name: str) -> pa.Schema:
-        """Return the columns of an output's updates."""
+        """Return the schema of an output's updates."""
         schema = self.flow.updates_schema(name)
         assert schema is not None, f"{name!r} is an output"
         return schema
 
     def read_updates(self, receipt: Epoch, name: str) -> pa.Table:
-        """Read the updates of an output in all calls of an epoch. O(bytes). Raises `CorruptState`."""
+        """Read the updates that all calls of an epoch made to an output. O(bytes). Raises `CorruptState`."""
         schema, past = self.output_schema(name), self.log.find_past_schemas(receipt.epoch)
         there = None if past is None else past.outputs[name]
         given = [
@@ -127,20 +144,23 @@ class RetainedEpochs(ABC):
         return pa.concat_tables([each.cast(schema) for each in given]) if given else schema.empty_table()
 
     def find_manifest_digest(self, epoch: int) -> str | None:
-        """Return the digest of the manifest that committed an epoch; None if it is no longer kept."""
+        """Return the digest of the manifest that committed an epoch. Return None if the digest is no longer kept."""
         found = next(self.list_epochs(epoch - 1), None)
         if epoch == self.manifest.epoch and (found is None or not found.digest):
             return self.log.manifest_log.digest
         return found.digest if found is not None and found.epoch == epoch else None
 
     def read_commit_time(self, epoch: int) -> int:
-        """Return when the manifest of a kept epoch was written, in unix milliseconds."""
+        """Return the time when the manifest of a kept epoch was written, in milliseconds since 1970."""
         found = next(self.list_epochs(epoch - 1), None)
         return self.manifest.written if found is None or found.written is None else found.written
 
 
 class EngineEpochs(RetainedEpochs):
-    """The kept epochs of an engine. ``asked``: their use, for messages. Raises `SpecError` for state in memory."""
+    """The kept epochs of an engine. ``asked``: the purpose of reading the epochs, for error messages.
+
+    Raises `SpecError` if the state is in memory.
+    """
 
     def __init__(self, calls: EngineCalls, asked: str) -> None:
         if calls.durable is None:
@@ -154,14 +174,14 @@ class EngineEpochs(RetainedEpochs):
         return self.calls.dataflow.flow
 
     def read_output(self, name: str) -> pa.Table:
-        """Read an output's rows from the operators."""
+        """Read the current rows of an output from the operators of the engine."""
         with self.calls.dataflow.open_read_copy(f"read {name!r}") as still:
             return still.graph.read_output(still.flow.outputs[name], still.last)
 
     def is_new_output(self, name: str) -> bool:
-        """Return whether the next step returns its rows."""
+        """Return whether the next step will return the existing rows of an output."""
         return name in self.calls.dataflow.owed
 
     def publish_connector_positions(self) -> None:
-        """Publish them with the engine's state."""
+        """Publish the positions of sources and sinks together with the state of the engine."""
         self.durable.publish_connector_positions(self.calls.dataflow)

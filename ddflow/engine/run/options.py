@@ -1,7 +1,7 @@
-"""Hold the options of a run, and check that its sources and sinks fit the plan.
+"""Hold the options of a run, and check that the sources and sinks fit the plan.
 
-Guarantees: every mistake is an error that names the option, the source or the sink. It is raised before any connection
-is made and before anything is created.
+Guarantees: if an argument is invalid, the error names the option, the source or the sink. The error is raised before
+ddflow makes a connection or creates anything.
 """
 
 import datetime
@@ -23,20 +23,20 @@ from ddflow.plan.plan import Plan
 from ddflow.time import parse_seconds
 
 EPOCHS: Final = 10_000
-"""The number of epochs that may wait for a sink."""
+"""The maximum number of epochs that a sink is allowed to lack before the run stops ingesting rows."""
 
 
 @dataclass(frozen=True)
 class RunOptions:
-    """The options of a run, see `Engine.run`.
+    """The options of a run. `Engine.run` describes each option.
 
     >>> RunOptions(interval="50ms", until="10min").interval_seconds
     0.05
     >>> RunOptions(interval="soon")
     Traceback (most recent call last):
         ...
-    ddflow.errors.SpecError: interval= soon: that is no span of time; write a number of seconds, or one with ms, s, \
-min, ...
+    ddflow.errors.SpecError: interval= soon: that is not a duration; write a number of seconds, or a number with \
+ms, s, min, ...
     """
 
     interval: str = "1s"
@@ -62,18 +62,18 @@ min, ...
             self.max_epoch_bytes,
         )
         if self.rows is not None and (isinstance(self.rows, bool) or not isinstance(self.rows, int) or self.rows < 1):
-            raise SpecError(Option("rows", self.rows), "that is no number of rows", "give a whole number, 1 or more")
+            raise SpecError(Option("rows", self.rows), "that is not a number of rows", "use a whole number, 1 or more")
         if self.evolve not in ("add", "stop"):
-            remedy = "use 'add', to take columns that are new, or 'stop'"
-            raise SpecError(f"evolve={self.evolve!r}", "that is no way to take columns", remedy)
+            remedy = "use 'add' to add new columns, or 'stop' to end the run"
+            raise SpecError(f"evolve={self.evolve!r}", "that is not an action for new columns", remedy)
 
     @property
     def interval_seconds(self) -> float:
-        """The seconds of an epoch."""
+        """The number of seconds during which rows for an epoch are gathered."""
         return parse_seconds(str(self.interval), "interval=")
 
     def compute_seconds_left(self) -> float | None:
-        """Return the seconds from now to the end; None without an end."""
+        """Return the seconds from now until the run must end. Return None if there is no end."""
         if self.until is None:
             return None
         if isinstance(self.until, datetime.datetime):
@@ -82,30 +82,30 @@ min, ...
 
     @property
     def idle_seconds(self) -> float | None:
-        """The seconds of silence after which a source is left out."""
+        """The number of seconds without rows after which a source no longer holds the frontier back."""
         return None if self.idle is None else parse_seconds(self.idle, "idle=")
 
     @property
     def retry_seconds(self) -> float | None:
-        """The seconds of retries after a failure; None: no limit."""
+        """The number of seconds for which a failure is retried. None means that retries never end."""
         return None if self.give_up_after is None else parse_seconds(self.give_up_after, "give_up_after=")
 
     @property
     def backlog_bytes(self) -> int:
-        """The bytes of updates that may wait for a sink."""
+        """The maximum bytes of updates that are allowed to wait for a sink."""
         return parse_size(self.sink_backlog, "sink_backlog=") or 0
 
     @property
     def max_epoch_bytes(self) -> int:
-        """The approximate bytes of rows in an epoch."""
+        """The maximum bytes of rows in an epoch, approximately."""
         return parse_size(self.room, "room=") or 0
 
     def convert_lateness(self, kind: pa.DataType) -> int | None:
-        """Convert ``lateness`` to the unit of a type of time. Raises `SpecError`."""
+        """Convert ``lateness`` to the unit of the times. ``kind``: the type of times. Raises `SpecError`."""
         if self.lateness is None or (isinstance(self.lateness, int) and not isinstance(self.lateness, bool)):
             return self.lateness
         if not isinstance(self.lateness, str) or not (pat.is_timestamp(kind) or pat.is_date(kind)):
-            raise SpecError(Option("lateness", self.lateness), f"times are {kind}", "give a whole number in their unit")
+            raise SpecError(Option("lateness", self.lateness), f"times are {kind}", "use a whole number in their unit")
         units = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
         a_second = units[kind.unit] if pat.is_timestamp(kind) else 1 / 86400 if pat.is_date32(kind) else 1000
         return round(parse_seconds(self.lateness, "lateness=") * a_second)
@@ -114,7 +114,7 @@ min, ...
 def check_run_arguments(
     plan: Plan, sources: Mapping[str, Source], sinks: Mapping[str, TableSink], how: RunOptions
 ) -> None:
-    """Check the arguments of a run. O(inputs and outputs).
+    """Check all arguments of a run. O(inputs and outputs).
 
     Raises the errors of `check_sources`, `make_table_shape` and `compute_input_lateness`.
 
@@ -126,7 +126,7 @@ def check_run_arguments(
     >>> check_run_arguments(flow, {}, {"peple": dd.sinks.sqlite("a.db", "t")}, RunOptions())
     Traceback (most recent call last):
         ...
-    ddflow.errors.SpecError: the sink of 'peple': there is no such output; did you mean 'people'? there are ['people']
+    ddflow.errors.SpecError: the sink of 'peple': there is no such output; did you mean 'people'? the ...
     """
     check_sources(plan, sources)
     for name, sink in sinks.items():
@@ -135,20 +135,26 @@ def check_run_arguments(
 
 
 def check_sources(plan: Plan, sources: Mapping[str, Source]) -> None:
-    """Check that each input has at most one source. O(inputs).
+    """Check that no input has more than one source. O(inputs).
 
-    Raises `SpecError`, and `MissingExtra` for a library that a source or an input's format needs.
+    Raises `SpecError`. Raises `MissingExtra` if a source or the format of an input needs a library that is not
+    installed.
     """
     fed = dict[str, str]()
     for name, source in sources.items():
         check_connector(f"the source {name!r}", source, Source)
         for each in source.inputs(name):
             if each not in plan.inputs:
-                remedy = f"{did_you_mean(each, plan.inputs)}; a source of one table or topic has the name of its input"
+                remedy = (
+                    f"{did_you_mean(each, plan.inputs, 'inputs')}; name a source of one table or topic like its input"
+                )
                 raise SpecError(f"the source {name!r}", f"there is no input {each!r}", remedy, input=each)
             if fed.setdefault(each, name) != name:
                 raise SpecError(
-                    f"the source {name!r}", f"{fed[each]!r} feeds the input {each!r}", "give one", input=each
+                    f"the source {name!r}",
+                    f"{fed[each]!r} also feeds the input {each!r}",
+                    "pass one source",
+                    input=each,
                 )
             if (format := plan.inputs[each].bound.format) is not None:
                 format.needs()
@@ -156,28 +162,28 @@ def check_sources(plan: Plan, sources: Mapping[str, Source]) -> None:
 
 
 def make_table_shape(plan: Plan, name: str, sink: TableSink) -> tuple[tuple[str, ...] | None, TableShape]:
-    """Return the key that the plan proves for an output, and the shape of its sink's table. O(columns).
+    """Return the key that the plan proves for an output, and the shape of the table in the sink. O(columns).
 
-    Raises `SpecError`, and `MissingExtra` for a library that the sink needs.
+    Raises `SpecError`. Raises `MissingExtra` if the sink needs a library that is not installed.
     """
     asked, updates = f"the sink of {name!r}", plan.updates_schema(name)
     check_connector(asked, sink, TableSink)
     mode = sink.mode
     outputs = {**plan.outputs, **plan.side_outputs()}
     if name not in outputs or updates is None:
-        raise SpecError(asked, "there is no such output", did_you_mean(name, outputs))
+        raise SpecError(asked, "there is no such output", did_you_mean(name, outputs, "outputs"))
     if mode not in sink.modes:
         raise SpecError(asked, f"{sink.kind} has no mode {mode!r}", f"use one of {list(sink.modes)}")
     key = plan.outputs[name].identified_by() if name in plan.outputs else None
     if mode == "upsert" and key is None:
-        remedy = (
-            "show an input's key, all groups of an aggregate, the key and order of versions, or of a top its groups "
+        remedy = "include an input's key, all groups of an aggregate, the key and order of versions, or the groups "
+        remedy += (
+            "and ranks of a top (rank_name=, in SQL row_number()); or end it with to_upserts(key), or write it with "
         )
-        remedy += "and its places (rank_name=, in SQL row_number()); or end it with to_upserts(key), or write it with "
         remedy += Option("mode", "changelog")
-        raise SpecError(asked, "the plan proves no key of its rows, which mode 'upsert' needs", remedy)
+        raise SpecError(asked, "the plan proves no key for its rows, but mode 'upsert' needs one", remedy)
     if DIFF not in updates.names and name in plan.outputs and mode not in ("upsert", "updates"):
-        raise SpecError(asked, "it has upserts already", ErrorText("write it with ", Option("mode", "upsert")))
+        raise SpecError(asked, "its rows are already upserts", ErrorText("write it with ", Option("mode", "upsert")))
     sink.needs()
     by = key if mode == "upsert" else None
     return key, TableShape(
@@ -189,9 +195,10 @@ def make_table_shape(plan: Plan, name: str, sink: TableSink) -> tuple[tuple[str,
 
 
 def compute_input_lateness(plan: Plan, how: RunOptions) -> dict[str, int]:
-    """Return, by input, how far times close behind the greatest time seen; none in epoch mode. O(inputs).
+    """Return the lateness of each input: the distance between the greatest time seen and the frontier.
 
-    Raises `SpecError`.
+    O(inputs). In epoch mode, the result is empty. Raises `SpecError` if neither the run nor the spec of an input sets a
+    lateness.
     """
     if not plan.holds_back:
         return {}
@@ -199,7 +206,7 @@ def compute_input_lateness(plan: Plan, how: RunOptions) -> dict[str, int]:
     for name, input in plan.inputs.items():
         mine = input.bound.spec.lateness if given is None else given
         if mine is None:
-            remedy = ErrorText("give ", Option("lateness"), ", how far behind the greatest time seen events may come")
+            remedy = ErrorText("pass ", Option("lateness"), ", how far events may be behind the greatest time seen")
             raise SpecError("run a flow in hold-back mode", f"nothing closes times of {name!r}", remedy)
         late[name] = mine
     return late

@@ -1,6 +1,6 @@
-r"""Report on a run: a line on the terminal, a log record for each epoch, metrics, and the result `RunDone`.
+r"""Report on a run: a status line on the terminal, a log record for each epoch, metrics, and the result `RunDone`.
 
-Guarantees: a report changes nothing, and counts only committed rows.
+Guarantees: reports do not change the run, and count only committed rows.
 
 >>> import ddflow as dd, tempfile, pathlib
 >>> flow = dd.Flow()
@@ -27,34 +27,35 @@ from ddflow.terminal import StatusLine, format_count
 from ddflow.time import format_time
 
 EVERY: Final = 1.0
-"""The seconds between two records, if there are no epochs."""
+"""The seconds between two metrics records while no epoch is committed."""
 REMIND: Final = 60.0
-"""The seconds between two log lines for a first copy."""
+"""The seconds between two log messages about a first copy."""
 
 
 class EpochSummary(NamedTuple):
-    """The log record of an epoch of a run."""
+    """The log record for one epoch of a run."""
 
     epoch: int
     """The number of the epoch."""
     rows: int
-    """The rows taken in."""
+    """The number of rows ingested in the epoch."""
     updates: int
-    """The updates put out."""
+    """The number of updates in the outputs of the epoch."""
     seconds: float
-    """The seconds from its first call to the end of its commit."""
+    """The seconds from the first call of the epoch until its commit ended."""
     lags: Mapping[str, int | None]
-    """The lag of each source, in its unit."""
+    """The lag of each source in its own unit, such as files."""
     behind: Mapping[str, float | None]
-    """The lag of each source, in seconds."""
+    """The lag of each source in seconds."""
     sinks: Mapping[str, int]
-    """By output, the last epoch that its sink has."""
+    """For each output, the last epoch that its sink has."""
 
 
 class RunReport:
-    """The report of a run of an engine with some ``calls``. ``shows``: whether to show a line on the terminal.
+    """Reports on a run. ``calls``: the calls of the engine. ``shows``: whether to show a status line on the terminal.
 
-    The line is written at most five times a second. While sinks catch up, a record is published at least once a second.
+    The status line is updated at most five times a second. While sinks lack committed epochs, metrics are published at
+    least once a second.
     """
 
     def __init__(self, calls: EngineCalls, readers: Sequence[SourceReader], outlets: Deliveries, shows: bool) -> None:
@@ -65,12 +66,15 @@ class RunReport:
         self._sources = dict[str, SourceLag]()
         self._holder = cast(tuple[str, int] | None, None)
         self.rows = 0
-        """The rows taken in so far."""
+        """The number of rows ingested so far."""
         for each in readers:
             each.on_open = self.publish_lags
 
     def show_status(self, holder: tuple[str, int] | None) -> None:
-        """Show and publish the reports that are due. ``holder``: the input that holds the frontier, and its time."""
+        """Show the status line and publish metrics, if enough time has passed.
+
+        ``holder``: the input that holds the frontier, and its time.
+        """
         due = self.calls.epoch != self._epoch or monotonic() - self._published >= EVERY
         if due or any(each.last_lag is None and each.measure_lag().amount is not None for each in self.readers):
             self.publish_lags()
@@ -85,18 +89,24 @@ class RunReport:
             self.line.show(self._format_status_line())
 
     def show_progress(self, what: str, rows: int, began: float) -> None:
-        """Show the current work of an epoch, if a report is due. ``rows``: the rows done since it ``began``."""
+        """Show the progress of an epoch, if enough time has passed.
+
+        ``rows``: the number of rows processed since ``began``.
+        """
         if self.line.is_due:
             rate = rows / max(monotonic() - began, 1e-3)
             self.line.show(self._format_status_line(f"{what}: {rows:,} rows, {rate:,.0f} rows/s"))
 
     def show_activity(self, what: str) -> None:
-        """Show the next activity, which takes long."""
+        """Show the name of a task before it begins, because the task may take long."""
         if self.line.shows:
             self.line.show(self._format_status_line(what))
 
     def make_write_observer(self, name: str) -> Look:
-        """Make a function that shows the rows written to an output's sink; 0 rows start a new epoch."""
+        """Make a function that shows how many rows were written to the sink of an output.
+
+        A call of this function with 0 starts the count for a new epoch.
+        """
         written, began = 0, 0.0
 
         def look(rows: int) -> None:
@@ -107,7 +117,7 @@ class RunReport:
         return look
 
     def log_epoch(self, moved: Sequence[SourceReader], rows: int, updates: int, seconds: float) -> None:
-        """Log one line for a committed epoch. ``moved``: the sources of its rows."""
+        """Log one line about a committed epoch. ``moved``: the sources whose rows are in the epoch."""
         if not LOG.isEnabledFor(logging.INFO):
             return
         lags = {each.name: each.measure_lag() for each in self.readers}
@@ -119,13 +129,13 @@ class RunReport:
         LOG.info("epoch %d: %s", done.epoch, ", ".join(parts), extra=build_log_fields(done))
 
     def publish_lags(self) -> None:
-        """Publish the lags of sources and sinks to the listeners of calls."""
+        """Publish the lags of sources and sinks to the listeners of the engine."""
         if self.calls.listeners:
             self._sources = {each.name: each.measure_lag() for each in self.readers}
         self._publish_sink_lags()
 
     def _publish_sink_lags(self) -> None:
-        """Publish the lags of sinks with the last known lags of sources."""
+        """Publish the lags of sinks, together with the last known lags of sources."""
         now, self._epoch, self._taken = monotonic(), self.calls.epoch, self.outlets.delivered_epochs
         seconds, self._published = now - self._published, now
         if not self.calls.listeners:
@@ -137,7 +147,7 @@ class RunReport:
         )
 
     def _format_status_line(self, doing: str = "") -> str:
-        """Format the status line."""
+        """Format the text of the status line."""
         holder = self._holder
         took = max(monotonic() - self._began, 1e-3)
         parts = [f"epoch {self.calls.epoch:,}", f"{self.rows:,} rows, {self.rows / took:,.0f} rows/s"]
@@ -157,23 +167,23 @@ class RunReport:
 
 @dataclass
 class RunDone:
-    """The counts of a run.
+    """The result of a run: its counts, and the reason for its end.
 
     Attributes
     ----------
     epochs, rows, updates : int
-        The committed epochs, the rows taken in, and the updates put out. Full contents that are read together are one
-        epoch, but each has a time of its own.
+        The numbers of committed epochs, of ingested rows, and of updates in the outputs. Full contents that are read
+        together are one epoch, but each of them has a separate time.
     moved : int
-        How often positions were committed without an epoch, because no rows came before them.
+        How often only positions were committed, because no rows had arrived.
     stopped : {"end", "signal", "stop", "time"}
-        The reason for its end.
+        The reason for the end of the run.
     seconds : float
         The duration of the run.
     sinks : dict of str to int
         By output, the last epoch that its sink has.
     behind : dict of str to float
-        By source, its lag at the end in seconds, from `metrics.SourceLag`; None if unknown.
+        For each source, the lag at the end of the run in seconds, as in `metrics.SourceLag`. None if unknown.
 
     >>> done = RunDone(epochs=2, rows=30, stopped="signal")
     >>> done.epochs, done.rows, done.moved, done.stopped, done.sinks

@@ -1,11 +1,12 @@
-"""Run an engine: follow its sources, commit epochs with the positions of the sources, and deliver them to sinks.
+"""Run an engine: follow its sources, commit epochs with the positions of the sources, and deliver the epochs to sinks.
 
-A failing source or sink is retried with backoff for a while, and everything else continues. `Engine.stop` or, on the
-main thread, a first SIGTERM or SIGINT ends the run after its epoch; a sink's long write is cancelled if possible.
+A run retries a failing source or sink with growing pauses, while the other sources and sinks continue. `Engine.stop`
+ends the run after the current epoch. On the main thread, the first SIGTERM or SIGINT ends the run like `Engine.stop`.
+If a write to a sink is still running some seconds after `stop` or the signal, the write is cancelled if possible.
 
-Guarantees: an epoch's rows and the positions after them are one commit, and a sink gets an epoch after its commit. So
-after any crash, reading resumes after the last commit, and a sink after the epoch that it has.
-Limits: another failure while calls are not committed ends the engine.
+Guarantees: rows of an epoch and the source positions after these rows are in one commit. A sink gets an epoch after its
+commit. So after any crash, a source resumes at its committed position, and a sink resumes after the last epoch in its
+target. Limits: a failure outside sources and sinks ends the engine if it happens while there are uncommitted calls.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -35,15 +36,16 @@ from ddflow.metrics import LOG
 from ddflow.time import NEVER
 
 GRACE: Final = (2.0, 7.0)
-"""Seconds from a signal until requests to sources and writes of sinks are cancelled. The run ends some 3 s later,
-because a server may not notice the cancel.
+"""The seconds from a signal until requests to sources are cancelled, and until writes to sinks are cancelled.
+
+The run ends about 3 s after the second limit, because a server may not notice that its request was cancelled.
 """
 MANY: Final = 1 << 17
-"""The least number of rows of a step that the status line announces, because it takes long."""
+"""If a step has at least this number of rows, the status line announces the step before it begins."""
 
 
 class RunLoopEngine(Protocol):
-    """The methods of an engine that a run calls."""
+    """The methods that a run needs from an engine."""
 
     calls: EngineCalls
 
@@ -57,7 +59,7 @@ class RunLoopEngine(Protocol):
 
 
 class RunLoop:
-    """One run of an ``engine``. ``shows``: whether to show a status line on the terminal.
+    """A run of an ``engine``. ``shows``: whether to show a status line on the terminal.
 
     >>> import ddflow as dd, pathlib, tempfile
     >>> flow = dd.Flow()
@@ -86,7 +88,7 @@ class RunLoop:
         check_sources(plan, sources)
         if sources and not plan.holds_back:
             remedy = ErrorText(
-                "take the rows yourself, by step or replace with ",
+                "ingest the rows yourself, by step or replace with ",
                 Option("time"),
                 ", or run a state whose steps are numbered",
             )
@@ -102,11 +104,11 @@ class RunLoop:
             delivery.look = self.report.make_write_observer(name)
         self._stop: Literal["signal", "stop", "time"] | None = None
         self._on_epoch, self._steps = on_epoch, list[Step]()
-        """The function to call after each commit, and the steps of the current epoch for it."""
+        """The function to call after each commit, and the current epoch's steps, which the function gets."""
         self._called = 0
-        """The number of calls of the engine so far."""
+        """The number of calls made to the engine so far."""
         self._evolved = False
-        """Whether the next commit publishes other columns."""
+        """Whether the next commit publishes new columns of an input."""
 
     def _make_reader(self, name: str, source: Source) -> SourceReader:
         known = self.dataflow.admissions
@@ -117,7 +119,7 @@ class RunLoop:
         return SourceReader(name, source, {each: known[each].bound for each in source.inputs(name)}, before, new)
 
     def run(self) -> RunDone:
-        """Run until the end of all sources, a stop, a signal or a time."""
+        """Run until all sources have ended, until `stop` or a signal, or until the ``until`` time."""
         began, ends = monotonic(), self.how.compute_seconds_left()
         self._began = began
         with ExitStack() as stack:
@@ -131,7 +133,7 @@ class RunLoop:
             for close in (*(each.close for each in self.readers), self.outlets.close):
                 stack.callback(close)
             stack.callback(self.report.line.close)
-            self.outlets.deliver_waiting_epochs()  # before the first epoch, because a sink may refuse
+            self.outlets.deliver_waiting_epochs()  # before the first epoch, because a sink may refuse its table
             while True:
                 if ends is not None and monotonic() - began >= ends:
                     self._stop = self._stop or "time"
@@ -140,7 +142,9 @@ class RunLoop:
                     self._gather_rows(began, ends)
                     self._commit_epoch()
                     self._add_new_columns()
-                self.report.show_status(self._find_frontier_holder())  # before the sinks, which may take long
+                self.report.show_status(
+                    self._find_frontier_holder()
+                )  # before the delivery to sinks, which may take long
                 # Deliver new columns only after their commit, because the state may still lose them.
                 drained = not self._evolved and self.outlets.deliver_waiting_epochs()
                 self.report.show_status(self._find_frontier_holder())
@@ -159,7 +163,7 @@ class RunLoop:
 
     @contextmanager
     def _defer_commits(self) -> Iterator[None]:
-        """Let the run decide when calls become an epoch."""
+        """Turn off the engine's commit timer during the block, so that the run decides when to commit."""
         self.calls.commit_waiting_calls("run")
         timer, guard = self.calls.timer, self.dataflow.guard
         if self.calls.durable is not None:
@@ -168,7 +172,7 @@ class RunLoop:
             yield
         except BaseException as error:
             if self.calls.durable is not None and self.calls.durable.calls and guard.state == "open":
-                guard.state, guard.failure = "failed", error  # their positions would be lost
+                guard.state, guard.failure = "failed", error  # the positions of these calls would be lost
             raise
         finally:
             timer.wake_waiters(self.calls.epoch)
@@ -176,7 +180,7 @@ class RunLoop:
 
     @contextmanager
     def _add_context_to_errors(self, reader: SourceReader) -> Iterator[None]:
-        """Add the state to an error's commands, and the input if the run has several."""
+        """Add the state, and the input if the flow has several inputs, to the commands that an error suggests."""
         try:
             yield
         except DdflowError as error:
@@ -196,7 +200,7 @@ class RunLoop:
 
     @contextmanager
     def _accept_stop_requests(self, cancel: Sequence[Callable[[], None]]) -> Iterator[None]:
-        """Let `Engine.stop` end the run, also a call before the run."""
+        """Let `Engine.stop` end the run, even if `stop` was called before the run began."""
         self.calls.end_run = lambda: self._end_run("stop", cancel)
         try:
             if self.calls.stopping:
@@ -206,7 +210,7 @@ class RunLoop:
             self.calls.end_run, self.calls.stopping = lambda: None, False
 
     def _end_run(self, why: Literal["signal", "stop"], cancel: Sequence[Callable[[], None]]) -> None:
-        """End the run after the current epoch."""
+        """End the run after its current epoch."""
         if self._stop not in ("signal", "stop"):
             self._stop = why
             with suppress(RuntimeError):  # already cancelled
@@ -214,24 +218,28 @@ class RunLoop:
                     each()
 
     def _cancel_sources(self) -> None:
-        """Cancel long calls of sources; the next run reads their rows."""
+        """Cancel requests to sources that take too long. The next run reads the rows of these requests."""
         for each in self.readers:
             each.retry.cancel_call()
 
     def _log_long_calls(self) -> None:
-        """Log the sources that do not answer."""
+        """Log each source that has not answered for a long time."""
         for each in self.readers:
             each.retry.log_long_call()
 
     def _gather_rows(self, began: float, ends: float | None) -> None:
-        """Gather the rows of an interval, up to the limits of rows and bytes, and on to where an epoch may end."""
+        """Gather rows for an interval or up to a limit.
+
+        Continue after the limit until each source is at a position where an epoch may end.
+        """
         start, size, rows = monotonic(), 0, 0
         until = start + self.how.interval_seconds
         while True:
             now = monotonic()
             full = size >= self.how.max_epoch_bytes or rows >= (self.how.rows or 1 << 62)
             over = full or self._stop is not None or now >= until or any(each.new_columns for each in self.readers)
-            # Unfinished rows, as of a first copy, may take hours; at a stop or signal they are left and read again.
+            # A first copy can run for hours before it reaches a position where an epoch may end. After a stop or a
+            # signal, the rows of an unfinished first copy are dropped. The next run reads these rows again.
             finishes = self._stop not in ("signal", "stop")
             polled = [each for each in self.readers if not over or (each.has_unfinished_rows and finishes)]
             if not polled:
@@ -257,14 +265,14 @@ class RunLoop:
                     return
 
     def _commit_epoch(self) -> None:
-        """Take in the gathered rows, and commit them with their positions."""
+        """Ingest the gathered rows. Commit these rows together with the positions of their sources."""
         moved, calls, began = [each for each in self.readers if each.has_uncommitted_polls], self._called, monotonic()
         rows, updates = self.done.rows, self.done.updates
         for reader in moved:
             with self._add_context_to_errors(reader):
                 self._feed_source_rows(reader)
         advanced = self._advance_frontier()
-        if self.dataflow.owed:  # rows of new outputs must not wait for input
+        if self.dataflow.owed:  # existing rows of new outputs must not wait for input
             self._record_step((self.engine.push if self.dataflow.holds_back else self.engine.step)({}), ())
         elif not moved and not advanced:
             return
@@ -272,7 +280,7 @@ class RunLoop:
             self.dataflow.sources[reader.name] = reader.make_record()
         if self.log is not None:
             self._flush()
-            self._publish_connector_positions()  # positions without rows are in no epoch
+            self._publish_connector_positions()  # positions without rows are not in an epoch
         for reader in moved:
             reader.acknowledge_commit()
         if self._evolved:
@@ -288,16 +296,19 @@ class RunLoop:
         steps, self._steps = self._steps, []
         if self._on_epoch is not None:
             self._on_epoch(Step.join(steps))
-            if self.calls.durable is not None and self.calls.durable.calls:  # calls that `on_epoch` made
+            if self.calls.durable is not None and self.calls.durable.calls:  # `on_epoch` made calls
                 self._flush()
 
     def _flush(self) -> None:
-        """Commit the calls since the last commit as one epoch."""
+        """Commit all calls since the last commit as one epoch."""
         with self.dataflow.guard.lock_for_write("run"):
             self.calls.flush()
 
     def _add_new_columns(self) -> None:
-        """Add new columns of sources, after the epoch before them. Raises `SchemaMismatch`."""
+        """Add the new columns of sources to the plan, after the earlier rows of these sources were committed.
+
+        Raises `SchemaMismatch`.
+        """
         news = {name: columns for reader in self.readers for name, columns in reader.new_columns.items()}
         if not news:
             return
@@ -307,8 +318,7 @@ class RunLoop:
             raise SchemaMismatch(
                 f"read the source of {name!r}",
                 f"there is {describe_new_columns(columns)}, which is new",
-                "declare it in the flow, which then takes it from here on, or run with "
-                "evolve='add'; the state is whole",
+                "declare it in the flow to read it from now on, or run with evolve='add'; the state is complete",
             )
         types = {name: {column: each.kind for column, each in columns.items()} for name, columns in news.items()}
         evolve_engine(self.calls, types, found=True)
@@ -320,7 +330,10 @@ class RunLoop:
         self._evolved = True
 
     def _feed_source_rows(self, reader: SourceReader) -> None:
-        """Take in the rows of a source. Errors about its rows name their place."""
+        """Ingest the gathered rows of a source.
+
+        If a row causes an error, the error names the file of the row and the position in the file.
+        """
         for given in reader.group_rows_into_calls():
             with (
                 add_file_to_errors(given.spots),
@@ -340,7 +353,7 @@ class RunLoop:
         call = self.engine.push if self.dataflow.holds_back else self.engine.step
         rows = sum(batch.num_rows for batches in given.rows.values() for batch in batches)
         if rows >= MANY:
-            self.report.show_activity(f"taking in {rows:,} rows")
+            self.report.show_activity(f"ingesting {rows:,} rows")
         self.calls.quiet = True
         try:
             return call(given.rows)
@@ -356,7 +369,7 @@ class RunLoop:
         self.done.updates += sum(table.num_rows for table in step.values())
 
     def _advance_frontier(self) -> bool:
-        """Close the times that no source holds open. Hold-back mode only."""
+        """Close the times that no input can still receive, according to the lateness. Hold-back mode only."""
         holder = self._find_frontier_holder()
         if holder is None or holder[1] <= self.dataflow.frontier:
             return False
@@ -364,9 +377,9 @@ class RunLoop:
         return True
 
     def _find_frontier_holder(self) -> tuple[str, int] | None:
-        """Return the input that holds the frontier, with its time; None in epoch mode.
+        """Return the input that holds the frontier back, with its time. Return None in epoch mode.
 
-        If all inputs are silent, return the one with the latest time.
+        If no input has had rows for the ``idle`` time, return the input with the latest time.
         """
         left_out, now = self.how.idle_seconds, monotonic()
         heard = {name: each.last_rows for each in self.readers for name in each.bounds}
@@ -380,12 +393,12 @@ class RunLoop:
         return max(at.items(), key=lambda each: each[1], default=None)
 
     def _give_up_if_overdue(self) -> None:
-        """Raise an error of a source or a sink that has lasted too long."""
+        """Raise the error of a source or a sink that has failed for too long."""
         for each in self.readers:
             each.retry.give_up_if_overdue(monotonic(), self.how.retry_seconds)
         self.outlets.give_up_if_overdue()
 
     def _publish_connector_positions(self) -> None:
-        """Publish the positions of sources and sinks in the state."""
+        """Publish the current positions of sources and sinks in the state."""
         if self.calls.durable is not None:
             self.calls.durable.publish_connector_positions(self.dataflow)

@@ -1,7 +1,8 @@
-"""Handle the signals that end a run after its epoch, and repeat calls until a block ends.
+"""Handle the signals that end a run after its epoch, and call a function repeatedly until a block ends.
 
-`call_on_signal` calls a function at the first SIGTERM or SIGINT. A second signal has its previous handler, and after
-the block both signals have it again. Only the main thread may set handlers, so other threads set none.
+`call_on_signal` calls a function at the first SIGTERM or SIGINT. After the first signal, and at the end of the block,
+the previous handlers of both signals are restored. Only the main thread may set handlers. On any thread except the main
+thread, `call_on_signal` does nothing.
 
 >>> import os
 >>> came = []
@@ -38,9 +39,9 @@ def delay_signals() -> Iterator[None]:
 
 @contextmanager
 def call_repeatedly(call: Callable[[], object], first: float, pause: float = 1.0) -> Iterator[Callable[[], None]]:
-    """Call ``call`` after ``first`` seconds, and then every ``pause``, on a thread, until the block ends.
+    """Call a function on a thread, after ``first`` seconds and then every ``pause`` seconds, until the block ends.
 
-    The yielded function starts the clock.
+    The ``with`` statement returns a function that starts the thread.
 
     >>> came = threading.Event()
     >>> with call_repeatedly(came.set, first=0.0) as begin:
@@ -64,7 +65,7 @@ def call_repeatedly(call: Callable[[], object], first: float, pause: float = 1.0
 
 @contextmanager
 def call_on_signal(call: Callable[[int], None]) -> Iterator[None]:
-    """Call a function with the number of the first signal."""
+    """Call a function at the first SIGTERM or SIGINT during the block. The function gets the number of the signal."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,8 +1,9 @@
-"""Read one source of a run from its committed position, with retries, and describe its position.
+"""Read a source of a run from its committed position, retry failures, and describe the position.
 
-Guarantees: the rows since the last epoch end at a point where an epoch may end, and later rows wait. The source gets a
-position only after its epoch is committed. A new column stops the read before the first rows with it, so no value is
-lost. Descriptions come from the manifest alone and hold no credentials.
+Guarantees: the rows of an epoch always end at a position where an epoch may end. Later rows are held until the source
+reaches the next position where an epoch may end. The reader acknowledges a position to the source only after the epoch
+with this position is committed. If a new column appears, reading stops before the first rows with this column, so no
+value is lost. Descriptions of positions contain no credentials.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -33,17 +34,19 @@ from ddflow.plan.inputs.input import Binding
 from ddflow.storage.epochs import AttachedSource
 
 ReaderState = Literal["closed", "failing", "new columns", "reading", "waiting", "ended"]
-"""The state of a reader. "closed": the next poll opens the source and may take long. "failing": the next poll opens it
-again after a pause. "new columns": the plan must get the columns first. "reading": rows may arrive. "waiting": no rows
-arrive before a commit. "ended": no more rows will arrive.
+"""The states of a reader. "closed": the next poll opens the source and may take a long time.
+
+"failing": after a pause, a poll opens the source again. "new columns": new columns must be added to the plan before the
+next poll. "reading": the source can return rows. "waiting": the source returns no rows before the next commit. "ended":
+the source will return no more rows.
 """
 
 
 class CallRows(NamedTuple):
-    """Rows for one call of an engine.
+    """The rows for one call of an engine.
 
-    ``spots``: the place of each batch in a file, and its number of rows. ``whole``: whether they are full contents of
-    their only input. ``order``: the order of the deletions then, if the source has one.
+    ``spots``: the position of each batch in a file, and the number of its rows. ``whole``: whether the rows are full
+    contents of one input. ``order``: the order of the deletions by full contents, if the source has an order.
     """
 
     rows: dict[str, list[pa.RecordBatch]]
@@ -53,10 +56,11 @@ class CallRows(NamedTuple):
 
 
 class SourceReader:
-    """A reader of one source.
+    """Reads one source.
 
-    ``source``: attached as ``name``, for inputs with their ``bounds``. ``before``: its record in the state.
-    ``declared``: by input, the declared columns that the state does not have yet.
+    ``name``: the name of the source in the run. ``bounds``: the bound inputs that it feeds, by name. ``before``: the
+    record of the source in the state. ``declared``: for each input, the declared columns that the state does not have
+    yet.
 
     >>> reader = SourceReader("people", None, {}, None)
     >>> reader.state, reader.has_uncommitted_polls, reader.gathered
@@ -75,29 +79,35 @@ class SourceReader:
         self.position = self.committed = None if before is None else before.position
         self.declared = {each: columns for each, columns in declared.items() if each in bounds}
         self.left_out: dict[str, tuple[str, ...]] = {} if before is None else dict(before.left_out)
-        """By input, the undeclared columns of the first rows."""
+        """For each input, the undeclared columns that the first rows had. The reader ignores these columns."""
         self.new_columns: dict[str, dict[str, UndeclaredColumn]] = {}
-        """By input, its new columns. Nothing is read until `update_bindings` is called."""
+        """For each input, the columns that appeared later and must be added to the plan.
+
+        If there are any, the reader reads nothing until `update_bindings` is called.
+        """
         self._valueless: dict[str, set[str]] = {}
-        """By input, the columns in messages that have had no value yet."""
+        """For each input, the columns of messages that have contained only nulls so far."""
         self.taken, self._unfinished = list[Polled](), list[Polled]()
-        """The polls since the last commit, and the later polls after which no epoch may end yet."""
+        """The results of polls for the next epoch, followed by the results of later polls.
+
+        Rows of later polls are held until an epoch may end after these rows.
+        """
         self.gathered = 0
-        """The rows of both."""
+        """The number of rows in all poll results that are not committed yet."""
         self.retry = Retry(f"the source {name!r}")
         self.last_rows = monotonic()
-        """The time of the last rows."""
+        """The clock time of the last poll that returned rows."""
         self.on_open: Callable[[], object] = lambda: None
-        """Called when the source is open, before the first read."""
+        """The function to call after the source is opened, before the first poll."""
         self._open: OpenSource | None = None
         self.last_lag: int | None = None
-        """The last known lag."""
+        """The last known lag in the unit of the source; None if no lag is known."""
         self._reached = None if before is None or before.reached is None else before.reached / 1000
-        """The value of `OpenSource.reached`, also for a source that fails now."""
+        """The last known value of `OpenSource.reached`, which is kept while the source fails."""
 
     @property
     def state(self) -> ReaderState:
-        """The expectation for the next poll."""
+        """The state of the reader, which tells what the next poll can return."""
         if self.new_columns:
             return "new columns"
         if self.retry.failing is not None:
@@ -110,28 +120,31 @@ class SourceReader:
 
     @property
     def has_uncommitted_polls(self) -> bool:
-        """Whether rows or positions were taken since the last commit."""
+        """Whether there are poll results for the next epoch, with rows or only with positions."""
         return bool(self.taken)
 
     @property
     def has_unfinished_rows(self) -> bool:
-        """Whether there are rows after which no epoch may end yet."""
+        """Whether rows are held because the source has not reached a position where an epoch may end."""
         return bool(self._unfinished)
 
     @property
     def is_reading_first_copy(self) -> bool:
-        """Whether the source is in its first copy, which is one epoch."""
+        """Whether the source is reading its first copy. A first copy is a single epoch."""
         return self.has_unfinished_rows and self.committed is None
 
     def measure_lag(self) -> SourceLag:
-        """Ask the source for its lag. During its answer, or without one, use the last known lag."""
+        """Ask the source how far behind the reader is.
+
+        If the source is busy or does not know how far behind the reader is, use the last known value.
+        """
         known, now = None, time()
         if self._open is not None and not self.has_unfinished_rows and not self.new_columns:
             with self._watch_request():
                 known = self._open.lag()
             reached = now if known == 0 else self._open.reached
             self.last_lag = self.last_lag if known is None else known
-            # Once a source was read to its end, an old row does not increase the lag.
+            # If a source was once read to its end, an old row that arrives later does not increase the lag.
             self._reached = max(filter(None, (self._reached, reached)), default=None)
         seconds = None if self._reached is None else max(now - self._reached, 0.0)
         return SourceLag(self.last_lag, self.source.unit, self.retry.failing is not None, seconds, self.gathered)
@@ -139,12 +152,12 @@ class SourceReader:
     def make_record(self) -> AttachedSource:
         """Make the record of the source for the next manifest."""
         self.measure_lag()
-        # A source with a wrong clock may report any time, but a manifest needs a valid one.
+        # A source with a wrong clock may report an impossible time, but a manifest needs a valid time.
         reached = None if self._reached is None else int(min(max(self._reached, 0.0), time()) * 1000)
         return AttachedSource(self.source.kind, self.source.target, self.position, self.left_out, reached)
 
     def poll(self, room: int) -> Polled | None:
-        """Poll the source. Return None without rows, while the source fails, and before a new column.
+        """Poll the source. Return None if there are no rows, if the source fails, or if the rows have a new column.
 
         Raises the errors of `OpenSource.poll`.
         """
@@ -162,12 +175,13 @@ class SourceReader:
         if found is not None:
             check_result_type(f"the source {self.name!r}", "poll", found, Polled)
             check_polled_rows(f"the source {self.name!r}", found, typed=self.source.positions is not Any)
-        # Without a position, the rows are read again if the next poll fails, so the outage continues.
+        # If a poll result has no position and the next poll fails, the rows of the result are read again. So a result
+        # without a position does not end an outage.
         self.retry.record_success(now, whole=found is None or found.position is not None)
         return None if found is None else self._accept_polled_rows(found, now)
 
     def _open_source(self) -> OpenSource:
-        """Open the source at its position. Raises the errors of `Source.open`."""
+        """Open the source at the reader's position. Raises the errors of `Source.open`."""
         schemas = {name: bound.schema for name, bound in self.bounds.items()}
         made: OpenSource = self.source.open(schemas, self.position)
         check_result_type(f"the source {self.name!r}", "open", made, OpenSource)
@@ -180,7 +194,7 @@ class SourceReader:
         return made
 
     def _accept_polled_rows(self, found: Polled, now: float) -> Polled | None:
-        """Accept the result of a poll; return None before a new column."""
+        """Store a poll result for the next epoch. Return None if the rows have a new column."""
         self.last_rows = now
         self._find_new_columns(found)
         if self.new_columns:
@@ -194,7 +208,10 @@ class SourceReader:
         return found
 
     def _find_new_columns(self, found: Polled) -> None:
-        """Record the columns of new rows that are left out, and the new columns."""
+        """Record the undeclared columns of rows.
+
+        Undeclared columns of the first rows are ignored, and undeclared columns of later rows are new columns.
+        """
         for name, bound in self.bounds.items():
             if name in found.beside:
                 fresh = self._list_new_columns(name, found.beside[name])
@@ -204,10 +221,10 @@ class SourceReader:
                     self._record_message_columns(name, bound.format, pa.Table.from_batches([batch]))
 
     def _record_message_columns(self, name: str, format: Format, given: pa.Table) -> None:
-        """Record the columns inside messages of a format, like `_find_new_columns`."""
+        """Record undeclared columns inside messages, as `_find_new_columns` records undeclared columns of rows."""
         messages, valueless = wrap_messages(format, given, repr(name)), self._valueless.setdefault(name, set())
         known = (*self.bounds[name].schema.names, *self.left_out.get(name, ()))
-        # The first messages show all columns, also declared ones, because rows have arrived.
+        # `shown` has all columns of the first messages, but only unknown columns of later messages.
         shown = format.columns(messages, {*known, *valueless} if name in self.left_out else ())
         asked = [*(self._list_new_columns(name, shown) if shown else ()), *valueless]
         kinds = format.kinds(messages, asked) if asked else {}
@@ -224,7 +241,10 @@ class SourceReader:
         self._valueless[name] = {column for column in asked if column not in kinds}
 
     def _list_new_columns(self, name: str, there: Mapping[str, Any]) -> list[str]:
-        """List the columns that are new; none for the first rows."""
+        """List the undeclared columns that are new columns.
+
+        For the first rows of an input, list no columns, and ignore the undeclared columns of these rows from now on.
+        """
         beside = [column for column in there if column not in self.bounds[name].schema.names]
         left_out = self.left_out.setdefault(name, tuple(beside))
         return [column for column in beside if column not in left_out]
@@ -235,13 +255,16 @@ class SourceReader:
             self.new_columns[name] = {**typed, **self.new_columns.get(name, {})}
 
     def update_bindings(self, bounds: Mapping[str, Binding]) -> None:
-        """Continue after a commit with inputs that have other columns."""
+        """Continue after a commit. The columns of the inputs may have changed."""
         before, self.bounds, self.new_columns = self.bounds, {name: bounds[name] for name in self.bounds}, {}
         if self.bounds != before:
             self.close()
 
     def group_rows_into_calls(self) -> Iterator[CallRows]:
-        """Group the taken rows into calls: batches of equal columns together, full contents alone."""
+        """Group the rows of the next epoch into calls.
+
+        A call has either batches that all have the same columns, or the full contents of one input.
+        """
         ready = CallRows({}, [])
         for taken in self.taken:
             for name, batches in taken.rows.items():
@@ -260,14 +283,17 @@ class SourceReader:
         yield from (ready,) if ready.rows else ()
 
     def acknowledge_commit(self) -> None:
-        """Acknowledge the taken rows to the source after their commit."""
+        """Acknowledge to the source that its position was committed."""
         self.taken, self.committed, self.gathered = [], self.position, count_rows(self._unfinished)
         if self._open is not None:
             with self._watch_request():
                 self._open.acknowledge(self.committed)
 
     def _drop_unfinished_rows(self) -> None:
-        """Drop the rows after which no epoch may end yet. They are read again."""
+        """Drop the rows that are held until the source reaches a position where an epoch may end.
+
+        The source will return these rows again.
+        """
         self._unfinished, self.gathered = [], count_rows(self.taken)
 
     def close(self) -> None:
@@ -278,24 +304,24 @@ class SourceReader:
             self._open = None
 
     def _watch_request(self) -> AbstractContextManager[None]:
-        """Let the run notice a request that takes long, and cancel it."""
+        """Watch a request to the source. If the request is slow, the run can log and cancel it."""
         return self.retry.watch_call("has not answered")
 
 
 def count_rows(polled: Iterable[Polled]) -> int:
-    """Count the rows of some polls."""
+    """Count the rows of all batches in poll results."""
     return sum(batch.num_rows for each in polled for batches in each.rows.values() for batch in batches)
 
 
 def describe_new_columns(columns: Mapping[str, UndeclaredColumn]) -> str:
-    """Describe new columns for people."""
+    """Describe new columns in text for users."""
     return ", ".join(f"the column {name!r} ({each.kind}), first in {each.where}" for name, each in columns.items())
 
 
 class SourceFeed(NamedTuple):
-    """The source that feeds an input.
+    """The source that delivers the rows of an input.
 
-    ``source``: its name. ``kind``, ``target``, ``position``: as in `AttachedSource`.
+    ``source``: the name of the source. ``kind``, ``target``, ``position``: as in `AttachedSource`.
 
     >>> print(SourceFeed("shop", "kafka", "kafka://b:1/shop", {"offsets": {"0": 17}, "cluster": "", "topic_id": ""}))
     the source 'shop': kafka kafka://b:1/shop, read up to offset 17 of partition 0
@@ -311,17 +337,17 @@ class SourceFeed(NamedTuple):
         return f"the source {self.source!r}: {self.kind} {self.target}, read up to {read}"
 
     def describe_order(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Replace the position in an order by the notation of the source system."""
+        """Return an order whose position column is written as the source system writes positions."""
         place = row.get(POSITION)
         return dict(row) if place is None else {**row, POSITION: describe_event_position(self.kind, place)}
 
     def to_dict(self) -> dict[str, Any]:
-        """Convert it to plain values."""
+        """Convert the object to plain values, and add a text that describes the position."""
         return {**self._asdict(), "read_up_to": describe_position(self.kind, self.position)}
 
 
 def find_source_feed(sources: Mapping[str, AttachedSource], input: str) -> SourceFeed | None:
-    """Find the source that feeds an input; None if the state has none. O(sources)."""
+    """Find the source of an input. Return None if the state has no source for the input. O(sources)."""
     for name, of in sources.items():
         if name == input or input in of.left_out:
             return SourceFeed(name, of.kind, of.target, of.position)
@@ -331,31 +357,32 @@ def find_source_feed(sources: Mapping[str, AttachedSource], input: str) -> Sourc
 def find_source_record(
     sources: Mapping[str, AttachedSource], name: str, source: Source, inputs: Collection[str], where: str
 ) -> AttachedSource | None:
-    """Return the state's record of the source ``name``; None for a new source. O(sources + inputs).
+    """Return the record of the source ``name`` in the state. Return None if the source is new. O(sources + inputs).
 
-    ``inputs``: the inputs of the plan. Raises `SpecError` for a source of another kind, and for one that feeds fewer
-    inputs than before, because their changes would be lost. Raises it also for a source that the state reads under
-    another name, and for an input with another source of the same kind, because deleted rows would stay.
+    ``inputs``: the inputs of the plan. Raises `SpecError` if the source has a kind that differs from its kind in the
+    state. Raises `SpecError` if the source has fewer inputs than before, because the changes of the missing inputs
+    would be lost. Raises `SpecError` if the state reads the source under another name. Raises `SpecError` if the state
+    already reads an input from another source of the same kind, because deleted rows would stay.
     """
     before, asked = sources.get(name), f"the source {name!r}"
     for each in () if source.shared else source.inputs(name):
         by = find_source_feed({at: of for at, of in sources.items() if at != name and of.kind == source.kind}, each)
         if by is not None and by.target != source.target:
             found = f"this state reads {each!r} as {by.source!r}, from {by.target}"
-            raise SpecError(asked, found, f"leave it to {by.source!r}; or begin a new state")
+            raise SpecError(asked, found, f"let {by.source!r} read it, or create a new state")
     if before is None:
         for other, of in sources.items():
             if not source.shared and (of.kind, of.target) == (source.kind, source.target):
                 found = f"this state reads {of.target} as {other!r}, up to {describe_position(of.kind, of.position)}"
-                raise SpecError(asked, found, f"give it under that name, {other!r}, whatever inputs it feeds")
+                raise SpecError(asked, found, f"use the name {other!r} for it, with any inputs")
         return None
     if before.kind != source.kind:
-        found = f"its position is one of {before.kind}, and this is {source.kind}"
-        raise SpecError(asked, found, "attach the one that it was, or a new state")
+        found = f"its position is of kind {before.kind}, but this source is of kind {source.kind}"
+        raise SpecError(asked, found, "attach the previous source, or create a new state")
     if gone := [each for each in before.left_out if each in inputs and each not in source.inputs(name)]:
-        found = f"it feeds {' and '.join(map(repr, gone))} in this state, of which changes would be passed over"
+        found = f"it feeds {' and '.join(map(repr, gone))} in this state, so their changes would be lost"
         drop = EvolveFix(state=where, drop_inputs=gone)
         raise SpecError(
-            asked, found, ErrorText("give it with all that it feeds; what nobody needs any more goes by ", drop)
+            asked, found, ErrorText("pass it with all its inputs, or drop the inputs that you no longer need: ", drop)
         )
     return before

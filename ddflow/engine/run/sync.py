@@ -1,8 +1,8 @@
-"""Sync tables with outputs: compare a sink's table with its output, and write the difference.
+"""Sync tables with outputs: compare the table of a sink with its output, and write the difference.
 
-A difference counts rows of the table: deleted rows, changed rows, whose key stays, and added rows. A changelog only
-gets added rows.
-Guarantees: all tables are checked before any changes. Limits: all rows that differ are in memory.
+The result counts three kinds of rows: deleted rows, changed rows, and added rows. A changed row keeps its key. In a
+changelog, rows are only added. Guarantees: all tables are checked before any table is changed. Limits: all rows that
+differ must fit in memory.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,22 +25,25 @@ from ddflow.metrics import Look
 
 
 class Synced(NamedTuple):
-    """The number of table rows that `Engine.sync` wrote, or would write."""
+    """The numbers of table rows that `Engine.sync` changed or, with ``dry``, would change."""
 
     deleted: int
-    """Rows that were deleted."""
+    """The number of deleted rows."""
     changed: int
-    """Rows with an existing key and new values."""
+    """The number of rows whose key stayed and whose other values changed."""
     added: int
-    """Rows with a new key."""
+    """The number of rows that were added with a new key."""
     keys: pa.Table | None = None
-    """The keys of deleted rows, then of changed rows; None if rows are only added."""
+    """The keys of the deleted rows, followed by the keys of the changed rows.
+
+    The value is None if rows were only added.
+    """
 
 
 def count_differences(made: TableChanges, both: pa.Table, key: Sequence[str] | None, secret: Secret) -> Synced:
-    """Count the differences that ``made`` writes. O(rows of both).
+    """Count the rows that were deleted, changed and added by the changes in ``made``. O(rows).
 
-    ``both``: the table's rows to delete and the rows to insert, as updates.
+    ``both``: the rows to delete from the table and the rows to insert, as updates.
 
     >>> updates = pa.table({"id": [2, 2, 3, 4], "n": [9, 2, 3, 4], "_time": [1] * 4, "_diff": [-1, 1, 1, -1]})
     >>> made = TableChanges(updates.select(["id"]), updates.slice(1, 2), 4)
@@ -60,7 +63,9 @@ def count_differences(made: TableChanges, both: pa.Table, key: Sequence[str] | N
 
 
 class TableSync(Delivery):
-    """A delivery that makes its table equal to the output. ``look`` also gets the number of rows read.
+    """A delivery that makes a table equal to its output.
+
+    While the table is read, ``look`` is called with the number of rows read so far.
 
     >>> import ddflow as dd, tempfile
     >>> flow = dd.Flow()
@@ -72,9 +77,10 @@ class TableSync(Delivery):
     """
 
     def find_difference(self) -> tuple[TableChanges, Synced]:
-        """Compare the target's table with the output's rows; return the changes that make them equal. O(rows of both).
+        """Compare the table in the target with the rows of the output.
 
-        Without changes for a side output, whose rows about past events stay.
+        Return the changes that make the table equal to the output. The difference of a side output is empty, because
+        its rows describe past events and stay as they are. O(rows of the table and of the output).
         """
         epochs, ours = self.epochs, self.epochs.read_rows_as_updates(self.name)
         self.look(ours.num_rows)
@@ -85,7 +91,7 @@ class TableSync(Delivery):
             return made, count_differences(made, ours.slice(0, 0), None, epochs.hash_secret)
         read = self.shape.schema.empty_table() if self.table.missing() else self.table.read()
         self.look(read.num_rows)
-        # Another writer may have set a null in a column that the plan proves not null.
+        # Another writer may have written null to a column that the plan proves not null.
         ours = ours.cast(pa.schema([field.with_nullable(True) for field in ours.schema]))
         theirs = read_rows_with_diff(self.sink.mode, read, ours.schema)
         names = [name for name in ours.schema.names if name not in (TIME, DIFF)]
@@ -94,7 +100,7 @@ class TableSync(Delivery):
         both = consolidate_updates(pa.concat_tables([gone, ours]).combine_chunks(), epochs.hash_secret)
         made = self.make_change_converter(epochs.manifest.epoch)(both)
         if made.gone is not None and self.key is not None:
-            # Deleting a duplicate key also deletes its correct row, so insert that again.
+            # If a key is duplicated, a delete by key also removes the correct row. So this row is inserted again.
             again = [made.net > 0] * ours.num_rows
             if self.key:
                 again = mark_rows_with_keys(ours.select(list(self.key)), made.gone, epochs.hash_secret)
@@ -102,23 +108,26 @@ class TableSync(Delivery):
         return made, count_differences(made, both, self.key, epochs.hash_secret)
 
     def check_ownership(self, adopt: bool) -> None:
-        """Check that the table may be changed. Raises `SinkRefused`, `SinkFailed`.
+        """Check that this state is allowed to change the table. Raises `SinkRefused`, `SinkFailed`.
 
-        ``adopt``: whether it may belong to another state or output.
+        ``adopt``: whether the table may belong to another state or output.
         """
         self.check_write_mode(self.find_sink_record())
         there, state = self.table.written(), self.epochs.manifest.id
         other = self.table.occupied() if there is None else (there.state, there.output) != (state, self.name)
         if other and not adopt and not self.table.missing():
-            found = "nobody" if there is None else f"{there.output!r} of the state {there.state}"
-            remedy = "give another table, or take it over with --adopt, which lists what that deletes"
-            raise self.make_refused_error(f"it has rows, written by {found}", remedy)
+            found = (
+                "no record of a writer" if there is None else f"a record of {there.output!r} of the state {there.state}"
+            )
+            remedy = "choose another table, or take it over with --adopt, which lists the rows that it deletes"
+            raise self.make_refused_error(f"it has rows, and {found}", remedy)
 
     def prepare_table(self, *, dry: bool) -> None:
-        """Prepare the table for a difference. Raises `SinkRefused`, `SinkFailed`.
+        """Prepare the table so that a difference can be written. Raises `SinkRefused`, `SinkFailed`.
 
-        A column that another writer dropped is added again, unless the call is ``dry``. The state records this first:
-        if the sync ends before it writes, the column has no values, and `resume_from_target` refuses the table.
+        If another writer dropped a column, the method adds the column again, unless ``dry`` is True. Before the column
+        is added, the state records that a sync has begun. If the sync ends before it writes the rows, the column has no
+        values. Then `resume_from_target` refuses the table.
         """
         try:
             self.table.prepare()
@@ -134,7 +143,10 @@ class TableSync(Delivery):
         self.before = self.table.written()
 
     def write_difference(self, made: TableChanges) -> None:
-        """Write a difference with the record of this epoch. O(its rows). Raises `SinkAhead`, `SinkFailed`."""
+        """Write a difference together with the record of the last epoch. O(rows written).
+
+        Raises `SinkAhead`, `SinkFailed`.
+        """
         self.write_changes(made, self.epochs.manifest.epoch)
         self.at = self.epochs.manifest.epoch
         self.record_delivered_epoch()
@@ -143,7 +155,7 @@ class TableSync(Delivery):
 def sync_targets(
     epochs: RetainedEpochs, sinks: Mapping[str, TableSink], adopt: bool, dry: bool, look: Look = lambda rows: None
 ) -> dict[str, Synced]:
-    """Check all targets, then write the difference to each. Like `Engine.sync`."""
+    """Check all targets. Then write the difference of each target. Like `Engine.sync`."""
     with ExitStack() as stack:
         each = {name: stack.enter_context(closing(TableSync(epochs, name, sink, look))) for name, sink in sinks.items()}
         for delivery in each.values():
@@ -159,7 +171,7 @@ def sync_targets(
 
 
 def _write_differences(each: Mapping[str, tuple[TableSync, TableChanges]]) -> None:
-    """Write differences. An error lists the targets that were written before it."""
+    """Write differences. If a target fails, the error lists the targets that were written before."""
     given = list[str]()
     for name, (delivery, made) in each.items():
         try:
@@ -179,10 +191,10 @@ def detach_connectors(epochs: RetainedEpochs, names: tuple[str, ...]) -> None:
     for asked in names:
         ways = [asked] if asked in known else [way for way, (_, name) in known.items() if name == asked]
         if not ways:
-            remedy = did_you_mean(asked, [name for _, name in known.values()])
+            remedy = did_you_mean(asked, [name for _, name in known.values()], "names")
             raise SpecError(f"detach {asked!r}", "it is not attached", remedy)
         if len(ways) > 1:
-            remedy = f"say which one: {' or '.join(map(repr, ways))}"
+            remedy = f"name one of them: {' or '.join(map(repr, ways))}"
             raise SpecError(f"detach {asked!r}", "a sink and a source have this name", remedy)
         chosen.append(known[ways[0]])
     for of, name in chosen:

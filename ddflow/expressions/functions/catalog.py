@@ -1,15 +1,16 @@
-"""Find SQL functions by name, or explain why there is none.
+"""Find SQL functions by name, or explain why a name has no function.
 
-Guarantees: every name gives a function or a Refusal with the reason: an aggregate, a result that changes from call to
-call, several rows, or an unknown name, with a similar name or an expression to use instead. The import of this module
-loads each file of the folder, which registers its functions in ``table.FUNCTIONS``.
+Guarantees: every name gives a function, or a Refusal with the reason. The reasons are: the function is an aggregate,
+its result changes from call to call, its result has several rows, or the name is unknown. For an unknown name the
+Refusal suggests a similar name or an equivalent expression. Each file of the folder registers its functions in
+``table.FUNCTIONS`` on import.
 
 >>> find_function("Upper").name
 'upper'
 >>> try:
 ...     find_function("uper")
 ... except Refusal as refusal:
-...     print(refusal.fix.partition(";")[0])
+...     print(refusal.fix.partition(" the ")[0])
 did you mean upper?
 """
 
@@ -54,7 +55,7 @@ _UNKEPT = _split_names("""
     group_concat grouping kurtosis listagg max_by median min_by mode percentile percentile_approx regr_count skewness
     string_agg try_avg try_sum
 """)
-_KEPT = "there are array_agg, avg, bool_and, bool_or, count, first, last, max, min, stddev_*, sum, var_*"
+_KEPT = "the aggregates are array_agg, avg, bool_and, bool_or, count, first, last, max, min, stddev_*, sum, var_*"
 _INSTEAD_OF = {"count_if": "write count(*) filter (where ...)", "approx_count_distinct": "write count(distinct x)"}
 _WINDOWS = _split_names("cume_dist dense_rank lag lead nth_value ntile percent_rank rank row_number")
 _CHANGING = _split_names("""
@@ -81,34 +82,34 @@ TYPES: dict[str, pa.DataType] = {
 }
 
 ALIKE = 0.8
-"""Similarity above which a name is suggested, from 0 to 1."""
+"""An error suggests a name whose similarity, from 0 to 1, is above this number."""
 
 
 def find_function(name: str) -> SqlFunction:
-    """Find the function called ``name``, in any case. Raises Refusal if there is none."""
+    """Find the function called ``name``. Case does not matter. Raises Refusal if there is no such function."""
     lower = name.lower()
     if lower in FUNCTIONS:
         return FUNCTIONS[lower]
     if lower in _UNKEPT:
         remedy = _INSTEAD_OF.get(
-            lower, "array_agg(x) has all values of a group, and dd.Aggregate makes one of your own"
+            lower, "use array_agg(x) for all values of a group, or dd.Aggregate for your own aggregate"
         )
         raise Refusal(f"there is no aggregate {lower}", f"{remedy}; {_KEPT}")
     if lower in _AGGREGATES or lower in _WINDOWS:
         raise Refusal(
-            f"{lower} looks at several rows, and an expression sees one row at a time",
-            f"aggregates of groups stand in .agg() and in the select list of a query; {_KEPT}",
+            f"{lower} reads several rows, but an expression reads one row at a time",
+            f"write aggregates of groups in .agg() or in the select list of a query; {_KEPT}",
         )
     if lower in _CHANGING:
-        raise Refusal(f"{lower} differs from call to call", "bring the value in as a column or a literal")
+        raise Refusal(f"{lower} differs from call to call", "pass the value as a column or a literal")
     if lower in _GENERATORS:
-        raise Refusal(f"{lower} makes several rows of one", "unnest before the rows come in")
+        raise Refusal(f"{lower} produces several rows from one", "unnest the rows before ddflow reads them")
     found = f"there is no function {name}"
     if (made := find_equivalent_expression(lower)) is not None:
         raise Refusal(found, f"write for example {made}")
     near = [] if is_known_in_other_dialects(lower) else get_close_matches(lower, FUNCTIONS, n=2, cutoff=ALIKE)
-    hint = f"did you mean {' or '.join(near)}?; " if near else ""
-    raise Refusal(found, f"{hint}known are {', '.join(sorted(FUNCTIONS))}")
+    hint = f"did you mean {' or '.join(near)}? " if near else ""
+    raise Refusal(found, f"{hint}the functions are {', '.join(sorted(FUNCTIONS))}")
 
 
 @sql_function("nullif", takes=[keep_argument, keep_argument])

@@ -1,8 +1,9 @@
-"""Define functions of dates and timestamps: parts, truncation, day counts, `date_format`, and times in zones.
+"""Define functions of dates and timestamps: parts, truncation, day counts, `date_format`, and time zones.
 
-Guarantees: instants are in UTC, as in a Spark session with that time zone. Weeks begin on Monday, but ``dayofweek``
-counts from Sunday. The current time is refused, because a row must always give the same result.
-Limits: rules of zones come from the machine's database, so all machines of a state should have the same one.
+Guarantees: instants are in UTC, as in a Spark session with time zone UTC. Weeks begin on Monday, but ``dayofweek``
+counts from Sunday. Functions of the current time are refused, because a row must always give the same result.
+Limits: the rules of time zones come from the computer's time zone database. So all computers that open one state should
+have the same database.
 
 >>> import pyarrow as pa
 >>> from ddflow.expressions.node import constant
@@ -96,13 +97,13 @@ def extract(field: str, node: Node) -> Node:
     if is_duration(node.type):
         if field.upper() not in FIELDS:
             found = f"extract({field.lower()} from a duration) is not supported"
-            raise Refusal(found, f"fields are {', '.join(FIELDS).lower()}, which is its seconds")
+            raise Refusal(found, f"the fields are {', '.join(FIELDS).lower()} (all its seconds)")
         return extract_duration_part(field.upper(), node)
     name = _EXTRACTED.get(field.upper())
     if name is None:
         raise Refusal(
             f"extract({field.lower()} from ...) is not supported",
-            f"fields are {', '.join(_EXTRACTED).lower()}; for whole seconds there is second(...)",
+            f"the fields are {', '.join(_EXTRACTED).lower()}; for whole seconds use second(...)",
         )
     return FUNCTIONS[name].call([node])
 
@@ -122,13 +123,13 @@ _UNITS = {
 
 
 def _build_unit_reader(*allowed: str) -> Take:
-    """Build a reader for literals of a unit, which returns the unit's canonical name."""
+    """Build a reader that converts a literal such as 'mon' to the canonical name of the unit."""
 
     def take(node: Node, name: str) -> str | None:
         text = read_text_literal(node, f"the unit of {name}")
         unit = None if text is None else _UNITS.get(text.lower())
         if text is not None and unit not in allowed:
-            raise Refusal(f"{text!r} is no unit of {name}", f"units are {', '.join(sorted(allowed))}")
+            raise Refusal(f"{text!r} is not a unit of {name}", f"the units are {', '.join(sorted(allowed))}")
         return unit
 
     return take
@@ -138,7 +139,7 @@ def _build_unit_reader(*allowed: str) -> Take:
     "date_trunc", takes=[_build_unit_reader(*set(_UNITS.values())), cast_argument_to_timestamp], of_null=INSTANT
 )
 def date_trunc(unit: str, node: Node) -> Node:
-    """Truncate a timestamp to the start of its unit, as a timestamp."""
+    """Truncate a timestamp to the start of its year, day or another unit."""
     compute = accept_scalars(lambda values: pc.floor_temporal(to_wall_clock(values), unit=unit).cast(INSTANT))
     return build_compute_node(compute, build_cast(node, INSTANT))
 
@@ -164,7 +165,7 @@ def datediff(end: Node, start: Node) -> Node:
 
 def _check_days_argument(node: Node, name: str) -> Node:
     if node.type == INT64 or not (is_integer(node.type) or node.type in (STRING, NULL)):
-        raise Refusal(f"{name} takes an int of days, and this is {sql_name(node.type)}", "cast to int first")
+        raise Refusal(f"{name} takes an int of days, but this is {sql_name(node.type)}", "cast to int first")
     return node
 
 
@@ -175,7 +176,10 @@ sql_function("date_sub", takes=[cast_argument_to_date, _check_days_argument])(pa
 
 Part = Callable[[pa.Array], pa.Array]
 _LONGEST: Final = 12
-"""Maximum bytes of text for one letter: "September" and a reserve."""
+"""Maximum number of bytes that one part of a pattern formats to.
+
+"September" needs 9 bytes; the remaining bytes are a reserve.
+"""
 _MONTHS: Final = (
     *("January", "February", "March", "April", "May", "June"),
     *("July", "August", "September", "October", "November", "December"),
@@ -242,7 +246,9 @@ _PARTS: Final[dict[str, Part]] = {
 
 @sql_function("date_format", takes=[cast_argument_to_timestamp, build_text_reader("the pattern of date_format")])
 def date_format(node: Node, pattern: str) -> Node:
-    """Format a timestamp as text, by a pattern of Java's letters in the locale en-US.
+    """Format a timestamp as text.
+
+    The letters in the pattern have Java's meaning, and the names of months and days are in the locale en-US.
 
         y yy yyyy   year            H HH   hour 0-23      S to SSSSSSSSS   fraction of a second
         M MM        month           h hh   hour 1-12      E EEEE           Wed, Wednesday
@@ -250,7 +256,8 @@ def date_format(node: Node, pattern: str) -> Node:
         d dd        day             k kk   hour 1-24      Q QQ             quarter
         a           AM, PM          m mm s ss             X, twice, three times   Z, the zone
 
-    Text is quoted (``'T'``; two quotes are one). Other characters that are not letters appear unchanged.
+    Single quotes enclose text, as in ``'T'``, and two single quotes in a row stand for one quote. Characters that are
+    not letters are copied.
 
     >>> import datetime
     >>> from ddflow.expressions.node import constant
@@ -265,7 +272,7 @@ def date_format(node: Node, pattern: str) -> Node:
         check_text_size("date_format", [values], lambda _: float(len(values) * longest))
         least, most = (bound(pc.year(values)).as_py() for bound in (pc.min, pc.max))
         if least is not None and not 0 <= least <= most <= 9999:
-            raise pa.ArrowInvalid("date_format of a year that has not four digits")
+            raise pa.ArrowInvalid("date_format supports only years of four digits")
         plain = to_wall_clock(values)
         return pc.binary_join_element_wise(*(part(plain) for part in parts), _format_fixed_text("")(plain), "")
 
@@ -273,7 +280,7 @@ def date_format(node: Node, pattern: str) -> Node:
 
 
 def _compile_pattern(pattern: str) -> list[Part]:
-    """Choose a function for each piece of a pattern. Raises Refusal for unsupported letters."""
+    """Choose a formatting function for each piece of a pattern. Raises Refusal for unsupported letters."""
     out: list[Part] = []
     for piece in _split_pattern(pattern):
         if piece[0] == "'" and len(piece) > 1:
@@ -283,7 +290,8 @@ def _compile_pattern(pattern: str) -> list[Part]:
         elif (piece[0].isalpha() and piece.isascii()) or piece in ("'", "[", "]", "{", "}", "#"):
             known = ", ".join(sorted(each for each in _PARTS if "S" not in each))
             raise Refusal(
-                f"{piece!r} in the pattern of date_format is not supported", f"letters are {known}, S; text in ''"
+                f"{piece!r} in the pattern of date_format is not supported",
+                f"the letters are {known}, S; quote text with ''",
             )
         else:
             out.append(_format_fixed_text(piece))
@@ -291,7 +299,7 @@ def _compile_pattern(pattern: str) -> list[Part]:
 
 
 def _split_pattern(pattern: str) -> list[str]:
-    """Split a pattern into quoted text, runs of one letter, and single characters.
+    """Split a pattern into quoted texts, repetitions of one letter such as ``yyyy``, and other characters.
 
     >>> _split_pattern("yyyy-MM'T'''")
     ['yyyy', '-', 'MM', "'T'''"]
@@ -301,18 +309,18 @@ def _split_pattern(pattern: str) -> list[str]:
 
 _OFFSET: Final = r"UTC|[+-](?:0\d|1[0-7]):[0-5]\d|[+-]18:00"
 _NAMES: Final = re.compile(rf"{_OFFSET}|[A-Za-z_]+(?:/[A-Za-z0-9_+-]+)+")
-"""Pattern of zone names with the same meaning in Java and in the database."""
+"""A regular expression for zone names that mean the same in Java and in the computer's time zone database."""
 _EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _MICROSECOND: Final = dt.timedelta(microseconds=1)
 _YEARS: Final = (-62_135_596_800_000_000, 253_402_300_800_000_000)
-"""Microseconds of the years 1 to 9999."""
+"""The microseconds since 1970 at the beginnings of the years 1 and 10000."""
 _PROBED: Final = [dt.datetime(year, month, 1, tzinfo=dt.UTC) for year in range(1900, 2038) for month in (1, 7)]
 _CYCLE: Final = 146_097 * 86_400_000_000
-"""Microseconds of 400 years, the period of weekdays and days of the year."""
+"""Microseconds in 400 years. The calendar, including the weekdays, repeats after 400 years."""
 
 
 def _read_zone_literal(node: Node, name: str) -> str | None:
-    """Read the literal of a zone. Raises Refusal for an unknown zone."""
+    """Read the name of a time zone from a literal. Raises Refusal for an unknown zone."""
     text = read_text_literal(node, f"the zone of {name}")
     if text is None:
         return None
@@ -323,13 +331,16 @@ def _read_zone_literal(node: Node, name: str) -> str | None:
         _find_zone_rules_end(zone)
     except (pa.ArrowInvalid, ZoneInfoNotFoundError):
         remedy = "write an area and a city, or an offset: 'Europe/Zurich', '+02:00', 'UTC'"
-        raise Refusal(f"{text!r} is no zone that this machine knows", remedy) from None
+        raise Refusal(f"{text!r} is not a time zone that this machine knows", remedy) from None
     return zone
 
 
 @lru_cache(maxsize=64)
 def _find_zone_rules_end(zone: str) -> int:
-    """Find the end of the rules in Arrow's kernels, in microseconds. Raises their errors for unknown zones."""
+    """Find the moment up to which Arrow knows the rules of a zone, in microseconds since 1970.
+
+    Raises Arrow's or zoneinfo's errors.
+    """
     shown = pc.local_timestamp(pa.array(_PROBED, pa.timestamp("us", zone))).to_pylist()
     if re.fullmatch(_OFFSET, zone):
         return _YEARS[1]
@@ -340,11 +351,12 @@ def _find_zone_rules_end(zone: str) -> int:
 
 
 def _compute_zone_offsets(times: Any, zone: str, local: bool) -> Any:
-    """Compute a zone's offset from UTC at times in microseconds. ``local``: whether these are local times."""
+    """Compute a zone's offset from UTC at times in microseconds. ``local``: whether the times are local times."""
     of, out = ZoneInfo(zone), list[int]()
     unique, places = np.unique(times, return_inverse=True)
     for each in unique.tolist():
-        # The years 2370 to 2769 have the rules of all later years.
+        # From the year 2370 on, the rules repeat every 400 years, so each later year is mapped to a year between 2370
+        # and 2769.
         at = _EPOCH + (_CYCLE + each % _CYCLE if each >= 2 * _CYCLE else each) * _MICROSECOND
         moved = at.replace(tzinfo=of).utcoffset() if local else at.astimezone(of).utcoffset()
         assert moved is not None, "a zone has an offset"
@@ -355,9 +367,10 @@ def _compute_zone_offsets(times: Any, zone: str, local: bool) -> Any:
 def _convert_zone_times(
     values: pa.Array, name: str, zone: str, near: Callable[[pa.Array], pa.Array], local: bool
 ) -> pa.Array:
-    """Convert times by ``near``, or by `_compute_zone_offsets` after the end of Arrow's rules.
+    """Convert times.
 
-    Raises ArrowInvalid for years out of range.
+    ``near`` converts the times whose zone rules Arrow knows; `_compute_zone_offsets` converts later times. Raises
+    ArrowInvalid for years out of range.
     """
     plain = to_wall_clock(values)
     words = plain.cast(INT64)
@@ -365,7 +378,7 @@ def _convert_zone_times(
     if least is None:
         return plain.cast(INSTANT)
     if not _YEARS[0] <= least <= most < _YEARS[1]:
-        raise pa.ArrowInvalid(f"{name} of a year that is not 1 to 9999")
+        raise pa.ArrowInvalid(f"{name} supports only the years 1 to 9999")
     made = near(plain)
     given = np.asarray(words.fill_null(0))
     if not (far := np.flatnonzero(given >= _find_zone_rules_end(zone))).size:
@@ -377,7 +390,7 @@ def _convert_zone_times(
 
 @sql_function("from_utc_timestamp", takes=[cast_argument_to_timestamp, _read_zone_literal], of_null=INSTANT)
 def from_utc_timestamp(node: Node, zone: str) -> Node:
-    """Convert UTC to the local time of the zone, stored as if it were UTC.
+    """Convert UTC to the local time of the zone. The result is stored as if the local time were UTC.
 
     >>> import pyarrow as pa
     >>> from ddflow.expressions.node import constant
@@ -397,7 +410,7 @@ def from_utc_timestamp(node: Node, zone: str) -> Node:
 
 @sql_function("to_utc_timestamp", takes=[cast_argument_to_timestamp, _read_zone_literal], of_null=INSTANT)
 def to_utc_timestamp(node: Node, zone: str) -> Node:
-    """Convert a local time of the zone, stored as if it were UTC, to its instant."""
+    """Convert a local time of the zone to UTC. The argument is stored as if the local time were UTC."""
 
     def near(plain: pa.Array) -> pa.Array:
         before = pc.assume_timezone(plain, zone, ambiguous="earliest", nonexistent="earliest")

@@ -1,7 +1,8 @@
-"""Define ``get_json_object``, the value at a path of a JSON text, and ``from_json``, a text as a struct.
+"""Define ``get_json_object``, which reads the value at a path, and ``from_json``, which parses text to a struct.
 
-Invalid JSON gives null or a struct of nulls, never an error, as in Spark. A value of another type than the shape's is
-null. Path and shape are literals, compiled once. ``json_text`` parses, with its limits.
+As in Spark, invalid JSON never gives an error. The result is null or a struct of nulls. A value becomes null if its
+type differs from the type in the shape. The path and the shape are literals, and each is compiled once. `json_text.py`
+parses the text and limits its size.
 
 >>> from ddflow.expressions.functions.table import FUNCTIONS
 >>> from ddflow.expressions.node import constant
@@ -54,20 +55,21 @@ _KINDS: Final = {
 
 
 def _build_text_array(name: str, values: Sequence[str | None]) -> pa.Array:
-    """Build a column of texts; unpaired surrogates become question marks. Raises TextTooLarge."""
+    """Build a column of texts. Unicode surrogates without a partner become question marks. Raises TextTooLarge."""
     encoded = [None if value is None else value.encode("utf-8", "replace") for value in values]
     total = sum(len(each) for each in encoded if each is not None)
     if total > COLUMN:
-        made = f"{total:,} bytes of {len(values):,} rows"
-        raise TextTooLarge(f"{name} would make {made}, and a column of a batch holds {COLUMN:,}")
+        made = f"{total:,} bytes for {len(values):,} rows"
+        raise TextTooLarge(f"{name} would produce {made}, but a column of a batch holds {COLUMN:,}")
     return pa.array(encoded, pa.binary()).cast(STRING)
 
 
 @sql_function("get_json_object", takes=[cast_argument_to_text, build_text_reader("the path of get_json_object")])
 def get_json_object(node: Node, path: str) -> Node:
-    """Read the value at a path: a text unchanged, other values as JSON; null if there is none.
+    """Read the value at a path, or null if there is no value.
 
-    A path is ``$``, then ``.name``, ``['name']`` and ``[n]``.
+    A text is returned unchanged. Every other value is returned as JSON. A path is ``$``, followed by steps such as
+    ``.name``, ``['name']`` and ``[n]``.
     """
     steps = _parse_path(path)
 
@@ -96,13 +98,16 @@ def _parse_path(path: str) -> list[str | int]:
         found.append(int(step[3]) if step[3] is not None else step[1] or step[2])
         at = step.end()
     if path[:1] != "$" or at < len(path):
-        remedy = "a path is $, then .name, ['name'] and [n]; for all elements of a list, unnest it"
-        raise Refusal(f"{path!r} is no path that get_json_object takes", remedy)
+        remedy = "write $, then .name, ['name'] or [n]; for all elements of a list, unnest it"
+        raise Refusal(f"{path!r} is not a path that get_json_object accepts", remedy)
     return found
 
 
 def _find_value_at_path(value: Any, steps: Sequence[str | int]) -> Any:
-    """Find the value at a path; `BAD` for none or null. Among pairs of one name the first with a value counts."""
+    """Find the value at a path. Return `BAD` if the value is missing or null.
+
+    If an object has several equal names, the first value that is not null is used.
+    """
     for place, step in enumerate(steps):
         if isinstance(step, int):
             if isinstance(value, JsonObject) or not isinstance(value, list) or step >= len(value):
@@ -122,11 +127,14 @@ def _find_value_at_path(value: Any, steps: Sequence[str | int]) -> Any:
 
 @sql_function("from_json", takes=[cast_argument_to_text, build_text_reader("the shape of from_json")])
 def from_json(node: Node, shape: str) -> Node:
-    """Parse a text into a struct of a shape: nulls if it is not an object, null if it is null or empty.
+    """Parse a text into a struct. A text that is not an object gives a struct of nulls.
 
-    A shape is ``a INT, b STRING``, or ``struct<a: int>``. Types are
-    ``int bigint double decimal(p,s) string boolean date timestamp timestamp_ntz``, ``array<...>`` of these, and
-    ``struct<...>``. Texts are never read as numbers, and only ``string`` reads numbers as texts.
+    An empty text or null gives null.
+
+    A shape is a text such as ``a INT, b STRING`` or ``struct<a: int>``. The plain types are
+    ``int bigint double decimal(p,s) string boolean date timestamp timestamp_ntz``. A shape can also contain
+    ``array<...>`` of plain types, and ``struct<...>``. A text never becomes a number. A number becomes a text only if
+    the shape says ``string``.
     """
     kind = _ShapeParser(shape).parse()
 
@@ -140,7 +148,7 @@ def from_json(node: Node, shape: str) -> Node:
 
 
 def _build_column(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """Build a column of a type from parsed values; null if one has another type. O(values)."""
+    """Build a column of type ``kind`` from parsed values. A value of another type gives null. O(values)."""
     if pat.is_struct(kind):
         objects = [_map_fields(each, kind) if isinstance(each, JsonObject) else None for each in values]
         children = [
@@ -159,7 +167,10 @@ def _build_column(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
 
 
 def _map_fields(pairs: JsonObject, kind: pa.DataType) -> dict[str, Any]:
-    """Map an object's values by name. Among pairs of one name the last that fits the field's type counts."""
+    """Map an object's values by name.
+
+    If an object has several equal names, the last value that fits the type of the field counts.
+    """
     found = dict(pairs)
     if len(found) < len(pairs):
         for field in kind:
@@ -172,7 +183,7 @@ def _map_fields(pairs: JsonObject, kind: pa.DataType) -> dict[str, Any]:
 
 
 def _build_list_column(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """Build lists; null if one holds a value of another type."""
+    """Build a column of lists. A list that holds a value of another type gives null."""
     lists = [each if isinstance(each, list) and not isinstance(each, JsonObject) else None for each in values]
     flat = [each for some in lists for each in some or ()]
     elements = _build_column(flat, kind.value_type)
@@ -190,7 +201,7 @@ def _build_integers(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
 
 
 def _build_doubles(values: Sequence[Any]) -> pa.Array:
-    """Read numbers, and the texts for numbers that JSON lacks."""
+    """Read numbers, and the texts that stand for NaN and infinity. JSON has no numbers for NaN and infinity."""
     special = {"NaN": "nan", "Infinity": "inf", "+INF": "inf", "INF": "inf", "-Infinity": "-inf", "-INF": "-inf"}
     texts = (each if isinstance(each, JsonNumber) else special.get(each or "") for each in map(_text_or_none, values))
     return pa.array([None if each is None else float(each) for each in texts], DOUBLE)
@@ -210,14 +221,14 @@ def _text_or_none(value: Any) -> str | None:
 
 
 def _build_non_number_texts(values: Sequence[Any]) -> pa.Array:
-    """Keep the texts that are not numbers; null for the others."""
+    """Build a column that keeps the texts of ``values``. Numbers and other values give null."""
     return _build_text_array(
         "from_json", [None if isinstance(each, JsonNumber) else _text_or_none(each) for each in values]
     )
 
 
 def _build_timestamps(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """Read timestamps from texts, and instants also from integers of seconds."""
+    """Read timestamps from texts. Read instants also from integers, which count seconds."""
     moments = parse_timestamps(_build_non_number_texts(values), kind)
     if kind == WALL:
         return moments
@@ -241,7 +252,7 @@ _SCALARS: Final[dict[pa.DataType, Callable[[Sequence[Any]], pa.Array]]] = {
 
 
 class _ShapeParser:
-    """A parser of a shape: columns as in DDL, or ``struct<...>``."""
+    """A parser of the shape argument of ``from_json``. A shape is a list of columns as in DDL, or ``struct<...>``."""
 
     def __init__(self, text: str) -> None:
         self.text, self.words, at = text, list[str](), 0
@@ -274,7 +285,7 @@ class _ShapeParser:
         if end and self._next_word() != end:
             raise self._build_shape_refusal(self.text)
         if len({name for name, _ in fields}) < len(fields):
-            raise Refusal(f"the shape {self.text!r:.200} names a field twice", "give each field its own name")
+            raise Refusal(f"the shape {self.text!r:.200} names a field twice", "use each field name once")
         return pa.struct(fields)
 
     def _parse_type(self, level: int) -> pa.DataType:
@@ -286,13 +297,13 @@ class _ShapeParser:
         if name == "ARRAY" and self._skip_word("<"):
             element = self._parse_type(level + 1)
             if self._next_word() != ">" or pat.is_nested(element):
-                raise Refusal(f"an array of {element} in a shape is not supported", "arrays are of plain types")
+                raise Refusal(f"an array of {element} in a shape is not supported", "use arrays of plain types")
             return pa.list_(element)
         if name in ("DECIMAL", "DEC", "NUMERIC"):
             return self._parse_decimal()
         if name not in _KINDS:
             known = ", ".join([*dict.fromkeys(_KINDS), "DECIMAL(p,s)", "ARRAY<...>", "STRUCT<...>"])
-            raise Refusal(f"{name} in the shape of from_json is not supported", f"types are {known}")
+            raise Refusal(f"{name} in the shape of from_json is not supported", f"the types are {known}")
         return _KINDS[name]
 
     def _parse_decimal(self) -> pa.DataType:
@@ -303,7 +314,8 @@ class _ShapeParser:
                 raise self._build_shape_refusal(self.text)
         if not 0 <= digits[1] <= digits[0] <= MOST_DIGITS or not digits[0]:
             raise Refusal(
-                f"decimal({digits[0]},{digits[1]}) is no type", "the digits go to 38, the scale to the digits"
+                f"decimal({digits[0]},{digits[1]}) is not a type",
+                "use 1 to 38 digits, and no greater scale than digits",
             )
         return pa.decimal128(*digits)
 
@@ -323,5 +335,5 @@ class _ShapeParser:
         return found
 
     def _build_shape_refusal(self, place: str) -> Refusal:
-        found = f"the shape {self.text!r:.200} of from_json does not read at {place!r:.40}"
+        found = f"the shape {self.text!r:.200} of from_json does not parse at {place!r:.40}"
         return Refusal(found, "write 'a INT, b STRING', with types as in casts")

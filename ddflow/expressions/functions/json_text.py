@@ -1,9 +1,10 @@
-"""Parse and write JSON text as Spark's Jackson does.
+"""Parse and write JSON text like Jackson, the JSON library of Spark.
 
-Guarantees: a text gives one value, with any later text ignored, or it is bad. Numbers keep their text, and an object
-keeps all its pairs in order. Numbers with a fraction or exponent are written as Java writes doubles: ``1.50`` as
-``1.5`` and ``1e3`` as ``1000.0``.
-Limits: text deeper than `MOST_NESTED` is bad (Spark stops at 1,000 levels), and longer than `MOST_TEXT` is refused.
+Guarantees: `parse_json` returns the first value of a text, and ignores any text after that value. For a text that is
+not JSON, `parse_json` returns `BAD`. A parsed number keeps its text, and a parsed object keeps all its pairs in order.
+Numbers with a fraction or exponent are written as Java writes doubles: ``1.50`` as ``1.5`` and ``1e3`` as ``1000.0``.
+Limits: text nested deeper than `MOST_NESTED` gives `BAD` (Spark stops at 1,000 levels). Text longer than `MOST_TEXT` is
+an error.
 
 >>> parse_json('{"a": [1, {"b": "x"}]} and more')
 [('a', ['1', [('b', 'x')]])]
@@ -23,13 +24,13 @@ import pyarrow as pa
 from ddflow.aside import run_on_new_stack
 
 MOST_NESTED: Final = 200
-"""Maximum depth of a text; a deeper one is bad, because Python's scanner recurses in C."""
+"""Maximum depth of a JSON text. Text that is nested deeper gives `BAD`, because Python's scanner recurses in C."""
 MOST_TEXT: Final = 20_000_000
 """Maximum number of characters of a text."""
 BAD: Final = object()
-"""Value of a text that is not JSON."""
+"""The result of `parse_json` for a text that is not JSON."""
 NOTHING: Final = object()
-"""Value of an empty text."""
+"""The result of `parse_json` for an empty text."""
 _STRING: Final = r'"(?:[^"\\]|\\.)*"'
 _TOKEN: Final = re.compile(rf"{_STRING}|'(?:[^'\\]|\\.)*'", re.DOTALL)
 _BRACKET: Final = re.compile(rf"{_STRING}|'(?:[^'\\]|\\.)*'|[\[{{]|[\]}}]", re.DOTALL)
@@ -38,7 +39,7 @@ _SHORT: Final = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\t": "\\t", "\n": "\\n"
 
 
 class JsonNumber(str):
-    """The text of a number. ``whole``: whether it has neither a fraction nor an exponent."""
+    """The text of a number. ``whole``: whether the text has neither a fraction nor an exponent."""
 
     __slots__ = ()
     whole = False
@@ -72,13 +73,14 @@ _STRICT: Final = _build_decoder(True, JsonNumber)
 
 
 def parse_json(text: str, strict: bool = False) -> Any:
-    """Parse a JSON text. Return its value, `BAD`, or `NOTHING` for an empty text. O(text).
+    """Parse a JSON text. Return the value, `BAD` for text that is not JSON, or `NOTHING` for an empty text. O(text).
 
-    The value consists of lists, pairs and texts; nothing is evaluated. ``strict``: control characters in texts are bad
-    and ``NaN`` is a number, as in ``from_json``. Raises ArrowInvalid for a text longer than `MOST_TEXT`.
+    The value consists of lists, pairs and texts. Numbers stay texts. ``strict``: whether to refuse control characters
+    in texts and accept ``NaN`` as a number, as ``from_json`` does. Raises ArrowInvalid for a text longer than
+    `MOST_TEXT`.
     """
     if len(text) > MOST_TEXT:
-        raise pa.ArrowInvalid(f"a JSON text has {len(text):,} characters, and it may have {MOST_TEXT:,}")
+        raise pa.ArrowInvalid(f"a JSON text has {len(text):,} characters, but the limit is {MOST_TEXT:,}")
     begin = len(text) - len(text.lstrip(" \t\r\n"))
     if begin == len(text):
         return NOTHING
@@ -106,7 +108,7 @@ def _decode_json_text(text: str, begin: int, strict: bool) -> Any:
 
 
 def _to_double_quotes(found: re.Match[str]) -> str:
-    """Convert a text in single quotes to one in double quotes."""
+    """Convert a matched JSON string from single quotes to double quotes."""
     if found[0][0] == '"':
         return found[0]
     marks = {"\\'": "'", '"': '\\"'}
@@ -115,7 +117,7 @@ def _to_double_quotes(found: re.Match[str]) -> str:
 
 
 def _count_nesting_levels(text: str) -> int:
-    """Count the levels of nested brackets, outside of texts."""
+    """Count the levels of nested brackets. Brackets in quoted texts do not count."""
     deepest = level = 0
     for found in _BRACKET.finditer(text):
         mark = found[0]
@@ -128,7 +130,7 @@ def _count_nesting_levels(text: str) -> int:
 
 
 def write_json(value: Any) -> str:
-    """Write a value as JSON text without blanks.  O(value)."""
+    """Write a value as JSON text without blanks. O(value)."""
     try:
         return _write_value(value)
     except RecursionError:
@@ -156,7 +158,7 @@ def _escape_letter(found: re.Match[str]) -> str:
 
 
 def format_number(number: JsonNumber) -> str:
-    """Format a number as Jackson does."""
+    """Format a number like Jackson."""
     if number.whole:
         return "0" if number == "-0" else str(number)
     value = float(number)
@@ -166,7 +168,7 @@ def format_number(number: JsonNumber) -> str:
 
 
 def format_double(value: float) -> str:
-    """Format a finite double as Java 19 does. Earlier versions write unneeded digits of some doubles.
+    """Format a finite double like Java 19. For some doubles, Java versions before 19 write more digits than needed.
 
     >>> format_double(0.001), format_double(1e7), format_double(-1.25e-9), format_double(-0.0)
     ('0.001', '1.0E7', '-1.25E-9', '-0.0')

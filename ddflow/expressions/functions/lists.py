@@ -1,10 +1,10 @@
-"""Split text into lists, build lists, and read their elements by index.
+"""Split text into lists, build lists, and read elements of lists by index.
 
-Guarantees: as in Spark, ``x[i]`` and ``get`` count from 0; ``element_at`` counts from 1, or backwards from -1. An index
-outside of the list fails in ``x[i]`` and ``element_at`` (ANSI mode), and gives null in ``get``. A null list or index
-gives null.
-Limits: patterns of ``split`` are RE2's and must match at least one character, because libraries split at empty matches
-differently.
+Guarantees: as in Spark, ``x[i]`` and ``get`` count from 0. ``element_at`` counts from 1, and -1 is the last element. If
+the index is outside the list, ``x[i]`` and ``element_at`` fail, but ``get`` returns null. If the list or the index is
+null, the result is null.
+Limits: ``split`` takes patterns in RE2's syntax. A pattern must match at least one character, because libraries treat
+empty matches differently.
 
 >>> from ddflow.expressions.functions.table import FUNCTIONS
 >>> from ddflow.expressions.node import constant
@@ -46,9 +46,14 @@ LIST = pa.list_(STRING)
     of_null=LIST,
 )
 def split_text(text: Node, pattern: str, limit: int = -1) -> Node:
-    """Split a text at each match; empty parts count. A ``limit`` above 0 is the largest number of parts."""
+    """Split a text at each match of a pattern. Empty parts are kept.
+
+    If ``limit`` is above 0, the result has at most ``limit`` parts.
+    """
     if pc.any(pc.match_substring_regex(pa.array([""]), pattern)).as_py():
-        raise Refusal(f"the pattern of split, {pattern!r}, matches an empty text", "let it match a character")
+        raise Refusal(
+            f"the pattern of split, {pattern!r}, matches an empty text", "make it match at least one character"
+        )
     most = None if limit <= 0 else limit - 1
 
     def compute(values: pa.Array) -> pa.Array:
@@ -63,7 +68,10 @@ def split_text(text: Node, pattern: str, limit: int = -1) -> Node:
 
 @sql_function("array", takes=[keep_argument], least=0, more=True)
 def build_array(*nodes: Node) -> Node:
-    """Build a list of values in their common type; an empty list adapts to the type of the other list."""
+    """Build a list of values in their common type.
+
+    The elements of an empty list have the null type, which is compatible with any list type.
+    """
     if not nodes:
         return constant(pa.scalar([], pa.list_(NULL)))
 
@@ -78,27 +86,30 @@ def build_array(*nodes: Node) -> Node:
 
 @sql_function("get", takes=[keep_argument, keep_argument])
 def get_element(node: Node, index: Node) -> Node:
-    """Return the element at an index counted from 0; null outside of the list."""
+    """Return the element at an index that counts from 0. An index outside of the list gives null."""
     return _build_element_access("get", node, index, 0, False)
 
 
 @sql_function("element_at", takes=[keep_argument, keep_argument])
 def element_at(node: Node, index: Node) -> Node:
-    """Return the element at an index counted from 1, or from the end if negative. Fails outside of the list."""
+    """Return the element at an index that counts from 1.
+
+    A negative index counts from the end. Fails if the index is outside of the list.
+    """
     return _build_element_access("element_at", node, index, 1, True)
 
 
 def subscript_list(node: Node, index: Node) -> Node:
-    """Return the element ``x[i]`` at an index counted from 0. Fails outside of the list."""
+    """Return the element ``x[i]``. The index counts from 0. Fails if the index is outside of the list."""
     return _build_element_access("[ ]", node, index, 0, True)
 
 
 def _build_element_access(name: str, node: Node, index: Node, base: int, strict: bool) -> Node:
     kind = node.type
     if not (pat.is_list(kind) or pat.is_large_list(kind) or pat.is_fixed_size_list(kind)):
-        raise Refusal(f"{name} takes a list, and this is {sql_name(kind)}", "a field of a struct is x.name")
+        raise Refusal(f"{name} takes a list, but this is {sql_name(kind)}", "for a field of a struct write x.name")
     if not is_integer(index.type):
-        raise Refusal(f"{name} takes an integer index, and this is {sql_name(index.type)}", "cast it to int")
+        raise Refusal(f"{name} takes an integer index, but this is {sql_name(index.type)}", "cast it to int")
     compute = partial(_take_elements, base=base, strict=strict, kind=working_type(kind.value_type))
     return build_compute_node(accept_scalars(compute), node, build_cast(index, INT64), fallible=strict)
 
@@ -109,7 +120,7 @@ def _take_elements(lists: pa.Array, index: pa.Array, base: int, strict: bool, ki
     at = np.asarray(pc.fill_null(index, base)) - base
     if base:
         if (there & (at == -1)).any():
-            raise pa.ArrowInvalid("element_at counts from 1, and its index is 0")
+            raise pa.ArrowInvalid("element_at counts from 1, but its index is 0")
         at = np.where(at < -1, at + 1 + size, at)
     inside = there & (at >= 0) & (at < size)
     if strict and (there & ~inside).any():

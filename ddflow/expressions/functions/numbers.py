@@ -1,9 +1,9 @@
-"""Define functions of numbers: rounding, roots, logarithms, signs, the greatest and the least.
+"""Define functions of numbers: rounding, roots, logarithms, signs, ``greatest`` and ``least``.
 
-Guarantees: result types are Spark's. ``round`` keeps the type (decimals lose digits), ``floor`` and ``ceil`` of a
-double are bigints, and undefined logarithms are null. Halves round up by decimal digits (see ``digits``). NaN is the
-greatest float, and ``greatest`` ignores nulls.
-Limits: ``catalog`` refuses random functions, because a row must always give the same result.
+Guarantees: result types are the same as in Spark. ``round`` keeps the type, except that decimals lose digits. ``floor``
+and ``ceil`` turn a double into a bigint. Undefined logarithms are null. Numbers are rounded by their decimal digits,
+half up (see `digits.py`). NaN is the greatest float, and ``greatest`` and ``least`` ignore nulls.
+Limits: `catalog.py` refuses random functions, because a row must always give the same result.
 
 >>> import pyarrow as pa
 >>> from ddflow.expressions.node import constant
@@ -40,7 +40,7 @@ from ddflow.expressions.types import BOOL, DOUBLE, INT8, INT32, INT64, NULL, STR
 
 @sql_function("abs", takes=[cast_argument_to_number])
 def absolute(value: Node) -> Node:
-    """Remove the sign; the least integer of a type overflows."""
+    """Compute the absolute value. The absolute value of the least integer of a type overflows."""
     return build_compute_node(pc.abs_checked, value, fallible=is_integer(value.type))
 
 
@@ -55,7 +55,10 @@ register_row_function(
 
 @sql_function("round", takes=[cast_argument_to_number, keep_argument], least=1)
 def round_number(value: Node, places: Node | None = None) -> Node:
-    """Round half up to ``places`` digits after the point, before it if negative."""
+    """Round half up to ``places`` digits after the decimal point.
+
+    A negative ``places`` counts digits before the point.
+    """
     count = 0 if places is None else read_integer_literal(places, "the number of places of round")
     if count is None:
         return null(value.type)
@@ -125,7 +128,7 @@ sql_function("pmod", takes=[keep_argument, keep_argument])(partial(arithmetic, "
 
 @sql_function("log", takes=[cast_argument_to_double, cast_argument_to_double], least=1)
 def log(first: Node, second: Node | None = None) -> Node:
-    """Compute a logarithm: log(x) is natural; log(base, x) has the given base."""
+    """Compute a logarithm. log(x) is the natural logarithm, and log(base, x) is the logarithm to the given base."""
     if second is None:
         return FUNCTIONS["ln"].call([first])
 
@@ -138,7 +141,7 @@ def log(first: Node, second: Node | None = None) -> Node:
 
 def _build_greatest_or_least(name: str, kernel: Compute, of_floats: Compute, *values: Node) -> Node:
     if len({node.type == STRING for node in values if node.type != NULL}) > 1:
-        raise Refusal(f"{name} is given text and other types", "cast the operands to one type")
+        raise Refusal(f"{name} mixes text with other types", "cast the operands to one type")
     nodes = convert_to_common_type(values, name)
     kind = nodes[0].type
     if kind == NULL:
@@ -149,7 +152,7 @@ def _build_greatest_or_least(name: str, kernel: Compute, of_floats: Compute, *va
 
 
 def _max_with_nan(*values: Datum) -> Datum:
-    """Return the greatest float, with NaN above all numbers as in Spark; Arrow ignores NaN like null."""
+    """Return the greatest float. As in Spark, NaN is greater than all numbers, whereas Arrow ignores NaN like null."""
     result = pc.max_element_wise(*values)
     nan = pa.scalar(math.nan, result.type)
     for value in values:

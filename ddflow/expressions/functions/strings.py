@@ -1,8 +1,9 @@
-"""Define functions of text: case, length, slices, padding, joining, searching, regular expressions.
+"""Define functions of text for case, length, slices, padding, joining, searching and regular expressions.
 
-Guarantees: positions and lengths count characters (code points) from 1, never bytes. A null argument gives null. Slices
-can begin before the text, upper case may lengthen a text (ß becomes SS), and replacement texts are Java's, as in Spark.
-Limits: patterns, widths and counts are literals, compiled once. Regular expressions are RE2's.
+Guarantees: positions and lengths count characters (code points), never bytes. The first position is 1. If an argument
+is null, the result is null. As in Spark, a slice can begin before the text, and a text can get longer in upper case (ß
+becomes SS). Replacement texts have Java's syntax.
+Limits: patterns, widths and counts are literals, and are compiled once. Regular expressions have RE2's syntax.
 
 >>> import pyarrow as pa
 >>> from ddflow.expressions.functions.table import FUNCTIONS
@@ -45,7 +46,8 @@ from ddflow.expressions.node import (
 )
 from ddflow.expressions.types import BINARY, BOOL, DOUBLE, INT32, NULL, STRING
 
-# Letters whose other case has several letters or depends on the position in the word; others do no harm.
+# Letters whose upper or lower case has several letters, or depends on the position in the word. Python, not Arrow,
+# converts texts that contain these letters.
 _ODD_UPPER = "[ßŉǰΐΰև\u1e96-\u1e9a\u1f50-\u1f56\u1f80-\u1fff\ufb00-\ufb17]"
 _ODD_LOWER = "[İΣ]"
 
@@ -73,7 +75,7 @@ register_row_function(pc.utf8_reverse, "reverse", takes=[cast_argument_to_text])
 
 @sql_function("length", "len", "char_length", "character_length", takes=[keep_argument])
 def count_characters(value: Node) -> Node:
-    """Count the characters, or the bytes of a binary value."""
+    """Count the characters of a text, or the bytes of a binary value."""
     if value.type == BINARY:
         return build_compute_node(lambda value: pc.binary_length(value).cast(INT32), value)
     return build_compute_node(lambda value: pc.utf8_length(value).cast(INT32), cast_to_text(value))
@@ -88,7 +90,10 @@ _POSITION, _LENGTH = build_integer_reader("the position of substring"), build_in
 
 @sql_function("substring", "substr", takes=[cast_argument_to_text, _POSITION, _LENGTH], least=2)
 def substring(text: Node, start: int, length: int = 2**31 - 1) -> Node:
-    """Return a slice from a position, counted from 1 (from the end if negative); it may begin before the text."""
+    """Return a slice that begins at a position. Positions count from 1, and negative positions count from the end.
+
+    The slice can begin before the text.
+    """
     if length <= 0:
         return _slice_text(text, 0, 0)
     if start >= 0:
@@ -99,19 +104,19 @@ def substring(text: Node, start: int, length: int = 2**31 - 1) -> Node:
 
 @sql_function("left", takes=[cast_argument_to_text, build_integer_reader("the length of left")])
 def slice_left(text: Node, size: int) -> Node:
-    """Return the first characters."""
+    """Return the first ``size`` characters."""
     return _slice_text(text, 0, max(size, 0))
 
 
 @sql_function("right", takes=[cast_argument_to_text, build_integer_reader("the length of right")])
 def slice_right(text: Node, size: int) -> Node:
-    """Return the last characters."""
+    """Return the last ``size`` characters."""
     return _slice_text(text, -size, None) if size > 0 else _slice_text(text, 0, 0)
 
 
 @sql_function("repeat", takes=[cast_argument_to_text, build_integer_reader("the count of repeat")])
 def repeat(text: Node, times: int) -> Node:
-    """Repeat a text; a count below 1 gives ""."""
+    """Repeat a text ``times`` times. If ``times`` is below 1, the result is ""."""
     times = max(times, 0)
 
     def compute(value: Datum) -> Datum:
@@ -154,7 +159,10 @@ _TRIMS: dict[str, Compute] = {"BOTH": pc.utf8_trim, "LEADING": pc.utf8_ltrim, "T
 
 
 def trim_text(text: Node, side: str, characters: Node | None) -> Node:
-    """Compute TRIM, LTRIM, RTRIM: remove the given characters from one side or both; by default only the space."""
+    """Compute TRIM, LTRIM, RTRIM: remove characters from one side or both.
+
+    If no characters are given, spaces are removed.
+    """
     letters = " " if characters is None else read_text_literal(characters, "the characters of trim")
     if letters is None:
         return null(STRING)
@@ -179,9 +187,9 @@ def btrim(text: Node, characters: Node | None = None) -> Node:
 
 @sql_function("concat", takes=[keep_argument], more=True)
 def concat(*texts: Node) -> Node:
-    """Concatenate the texts; null if any is null."""
+    """Concatenate the texts. The result is null if any text is null."""
     if any(text.type == BINARY for text in texts):
-        raise Refusal("concat is given binary values", "cast them to string")
+        raise Refusal("concat has binary arguments", "cast them to string")
     return build_compute_node(_concatenate, *(cast_to_text(text) for text in texts))
 
 
@@ -191,8 +199,8 @@ def _concatenate(*values: Datum) -> Datum:
 
 
 def _join_with_separator(separator: pa.Array, first: pa.Array, *others: pa.Array) -> pa.Array:
-    """Join texts without the nulls among them; a null separator gives null."""
-    # If all texts of a row are null, Arrow omits the row, so such a row is joined from one empty text.
+    """Join the texts that are not null. A null separator gives null."""
+    # If all texts of a row are null, Arrow omits the row. So the nulls of such a row are replaced by one empty text.
     given = (first, *others, *[separator] * len(others))
     check_text_size("concat_ws", given, lambda size: size, lambda: reduce(pc.add, map(byte_lengths, given)))
     nothing = first.is_null()
@@ -213,9 +221,9 @@ def _register_search_function(kernel: Compute, *names: str, looks_for: Take) -> 
         return build_compute_node(lambda value: kernel(value, needle), text)
 
 
-_register_search_function(pc.starts_with, "startswith", looks_for=build_text_reader("what startswith looks for"))
-_register_search_function(pc.ends_with, "endswith", looks_for=build_text_reader("what endswith looks for"))
-_register_search_function(pc.match_substring, "contains", looks_for=build_text_reader("what contains looks for"))
+_register_search_function(pc.starts_with, "startswith", looks_for=build_text_reader("the search text of startswith"))
+_register_search_function(pc.ends_with, "endswith", looks_for=build_text_reader("the search text of endswith"))
+_register_search_function(pc.match_substring, "contains", looks_for=build_text_reader("the search text of contains"))
 _register_search_function(
     pc.match_substring_regex,
     "regexp_like",
@@ -229,13 +237,13 @@ _register_search_function(
     "replace",
     takes=[
         cast_argument_to_text,
-        build_text_reader("what replace looks for"),
-        build_text_reader("what replace puts in"),
+        build_text_reader("the search text of replace"),
+        build_text_reader("the new text of replace"),
     ],
     least=2,
 )
 def replace(text: Node, old: str, by: str = "") -> Node:
-    """Replace every match, left to right; unchanged if the old text is ""."""
+    """Replace every occurrence of ``old``, from left to right. If ``old`` is "", the text stays unchanged."""
     more = len(by.encode()) - len(old.encode())
 
     def compute(value: Datum) -> Datum:
@@ -253,16 +261,18 @@ def replace(text: Node, old: str, by: str = "") -> Node:
     takes=[
         cast_argument_to_text,
         build_regex_reader("the pattern of regexp_replace"),
-        build_text_reader("what regexp_replace puts in"),
+        build_text_reader("the new text of regexp_replace"),
     ],
 )
 def regexp_replace(text: Node, pattern: str, by: str) -> Node:
-    """Replace every match; in the new text ``$1`` is the first group, as in Java."""
+    """Replace every match of a pattern. As in Java, ``$1`` in the new text stands for the first group."""
     rewrite = _translate_replacement(by)
     try:
         pc.replace_substring_regex(pa.scalar(""), pattern, rewrite)
     except pa.ArrowInvalid as error:
-        raise Refusal(f"the replacement {by!r} is refused: {error}", "name groups the pattern has, as $1") from error
+        raise Refusal(
+            f"the replacement {by!r} is invalid: {error}", "name groups of the pattern, such as $1"
+        ) from error
     groups, added = by.count("$"), len(by.encode())
 
     def compute(value: Datum) -> Datum:
@@ -278,14 +288,18 @@ def regexp_replace(text: Node, pattern: str, by: str) -> Node:
 
 
 def _translate_replacement(java: str) -> str:
-    r"""Translate Java's replacement text to RE2: ``$1`` is ``\1``, and a backslash makes the next character literal.
+    r"""Translate a replacement text from Java to RE2.
+
+    ``$1`` becomes ``\1``, and a backslash makes the next character literal.
 
     >>> print(_translate_replacement("[$1]\\$"))
     [\1]$
     """
     parts = re.findall(r"\\.|\$[0-9]|[\\$]|[^\\$]+", java, flags=re.DOTALL)
     if any(part in ("\\", "$") for part in parts):
-        raise Refusal(f"the replacement {java!r} ends a $ or a backslash with nothing", "write \\$ for a dollar sign")
+        raise Refusal(
+            f"the replacement {java!r} has a $ without a digit, or ends with a backslash", "write \\$ for a dollar sign"
+        )
     turned = (
         "\\" + part[1] if part[0] == "$" else (part[1:] if part[0] == "\\" else part).replace("\\", "\\\\")
         for part in parts
@@ -303,15 +317,19 @@ def _translate_replacement(java: str) -> str:
     least=2,
 )
 def regexp_extract(text: Node, pattern: str, index: int = 1) -> Node:
-    """Return a group (by default the first; 0 is the whole match) of the first match; "" without a match."""
-    # The pattern is a group between a lazy and a greedy run, so the replacement keeps one group of the first match.
+    """Return a group of the first match, or "" if there is no match.
+
+    By default, group 1 is returned. Group 0 is the complete match.
+    """
+    # The regular expression below consists of a lazy ``.*?``, the pattern, and a greedy ``.*``, so it matches the
+    # complete text. The replacement is the requested group of the pattern's first match.
     around = f"^(?s:.*?)({pattern})(?s:.*)$"
     try:
         if not 0 <= index <= 8:
             raise pa.ArrowInvalid("groups go from 0 to 8")
         pc.replace_substring_regex(pa.scalar(""), around, f"\\{index + 1}")
     except pa.ArrowInvalid as error:
-        raise Refusal(f"group {index} of {pattern!r} is refused: {error}", "name a group the pattern has") from error
+        raise Refusal(f"group {index} of {pattern!r} is invalid: {error}", "use a group of the pattern") from error
 
     def compute(value: pa.Array) -> pa.Array:
         found = pc.replace_substring_regex(value, around, f"\\{index + 1}")

@@ -1,8 +1,9 @@
 """Register SQL functions with their arguments, and suggest expressions for functions of other systems.
 
-Guarantees: arguments are checked and converted before a builder gets them. A function of a null literal is null. Tests
-compile each suggested expression over `COLUMNS`.
-Limits: functions without an equivalent expression are not listed; docs/expressions.md lists the supported ones.
+Guarantees: arguments are checked and converted before the function's builder gets them. If a required literal is null,
+the call gives null. Tests compile each suggested expression over the columns in `COLUMNS`.
+Limits: functions of other systems without an equivalent expression are not listed. docs/expressions.md lists the
+supported functions.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,7 +29,7 @@ COLUMNS: Final = pa.schema(
         "n": pa.int64(),
     }
 )
-"""Columns of the suggested expressions."""
+"""The columns that the suggested expressions read."""
 _INSTEAD: Final = {
     "strftime to_char format_datetime date_to_char": "date_format(at, 'yyyy-MM-dd')",
     "strptime parse_timestamp": "to_timestamp(text)",
@@ -63,22 +64,22 @@ _BY_NAME: Final = {name: made for names, made in _INSTEAD.items() for name in na
 
 
 _FORMATTED: Final = (
-    "it reads 2024-02-29; for 29.02.2024 give dates='%d.%m.%Y' where the file is read, or write "
+    "it parses 2024-02-29; for 29.02.2024 pass dates='%d.%m.%Y' where the file is read, or write "
     "{}(concat(substr(text, 7, 4), '-', substr(text, 4, 2), '-', substr(text, 1, 2)))"
 )
 
 
 def suggest_arguments(name: str) -> str:
-    """Suggest how to call a function that takes more arguments in other systems.
+    """Suggest a call of a function that takes fewer arguments in Spark than in other systems.
 
     >>> suggest_arguments("upper")
-    'give as many as it takes'
+    'pass as many as it takes'
     """
-    return _FORMATTED.format(name) if name in ("to_date", "to_timestamp") else "give as many as it takes"
+    return _FORMATTED.format(name) if name in ("to_date", "to_timestamp") else "pass as many as it takes"
 
 
 def find_equivalent_expression(name: str) -> str | None:
-    """Return an expression that replaces another system's function, or None. O(1). ``name``: in lower case.
+    """Return an expression that replaces a function of another system, or None. O(1). ``name``: in lower case.
 
     >>> find_equivalent_expression("strftime"), find_equivalent_expression("sin")
     ("date_format(at, 'yyyy-MM-dd')", None)
@@ -89,7 +90,7 @@ def find_equivalent_expression(name: str) -> str | None:
 
 
 def is_known_in_other_dialects(name: str) -> bool:
-    """Return whether a dialect of SQL has a function of that name. O(1)."""
+    """Return whether any dialect of SQL has a function of that name. O(1)."""
     from sqlglot import exp  # takes long to import
 
     return name.upper() in exp.FUNCTION_BY_NAME
@@ -97,18 +98,18 @@ def is_known_in_other_dialects(name: str) -> bool:
 
 Build: TypeAlias = Callable[..., Node]
 Take: TypeAlias = Callable[[Node, str], Any]
-"""Function that converts an argument for a builder, given the function's name.
+"""A function that converts an argument for a builder. The second parameter is the name of the SQL function.
 
-It returns None if the argument makes the call null. Raises Refusal for an argument that does not fit.
+The function returns None if the argument makes the call null. An argument that does not fit raises Refusal.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class SqlFunction:
-    """An SQL function. ``build`` gets the arguments as converted by ``takes``.
+    """An SQL function. ``takes`` converts the arguments, and ``build`` makes a node from the converted arguments.
 
-    ``least``: the least number of arguments. ``more``: whether any number may follow, converted like the last.
-    ``of_null``: the type of a call that is null because a literal is null.
+    ``least``: the least number of arguments. ``more``: whether more arguments may follow, converted like the last one.
+    ``of_null``: the type of the call if it is null because a literal is null.
     """
 
     name: str
@@ -119,7 +120,7 @@ class SqlFunction:
     of_null: pa.DataType
 
     def describe_arity(self) -> str:
-        """Describe the number of its arguments, in words."""
+        """Describe the number of arguments of the function, in words."""
         if self.more:
             return f"{self.least} or more arguments"
         if self.least != len(self.takes):
@@ -127,11 +128,14 @@ class SqlFunction:
         return f"{self.least} argument{'' if self.least == 1 else 's'}"
 
     def call(self, arguments: list[Node]) -> Node:
-        """Build the node of a call. Raises Refusal for a wrong number of arguments, or one that does not fit."""
+        """Build the node of a call.
+
+        Raises Refusal for a wrong number of arguments, or an argument that does not fit.
+        """
         count = len(arguments)
         if count < self.least or (count > len(self.takes) and not self.more):
             raise Refusal(
-                f"{self.name} takes {self.describe_arity()}, and this gives {count}", suggest_arguments(self.name)
+                f"{self.name} takes {self.describe_arity()}, but this call has {count}", suggest_arguments(self.name)
             )
         takes = chain(self.takes, repeat(self.takes[-1]))
         given = [take(node, self.name) for take, node in zip(takes, arguments, strict=False)]
@@ -139,7 +143,7 @@ class SqlFunction:
 
 
 FUNCTIONS: Final[dict[str, SqlFunction]] = {}
-"""All functions, by lower-case name. Each family registers its own when its file is loaded."""
+"""All functions, by lower-case name. Each file of the folder registers its functions on import."""
 
 
 def sql_function(
@@ -160,7 +164,7 @@ def sql_function(
 
 
 def register_row_function(compute: Compute, *names: str, takes: Sequence[Take], more: bool = False) -> None:
-    """Register a function that is one computation over its converted arguments."""
+    """Register an SQL function that applies ``compute`` to the converted arguments."""
     sql_function(*names, takes=takes, more=more)(partial(build_compute_node, compute))
 
 
@@ -175,11 +179,11 @@ def cast_argument_to_text(node: Node, _: str) -> Node:
 
 
 def cast_argument_to_number(node: Node, name: str) -> Node:
-    """Return a number unchanged; cast text and null to double."""
+    """Return a number unchanged. Cast text and null to double."""
     if node.type in (STRING, NULL):
         return build_cast(node, DOUBLE)
     if not is_number(node.type):
-        raise Refusal(f"{name} takes a number, and this is {sql_name(node.type)}", "cast to a number first")
+        raise Refusal(f"{name} takes a number, but this is {sql_name(node.type)}", "cast to a number first")
     return node
 
 
@@ -201,12 +205,12 @@ def cast_argument_to_timestamp(node: Node, name: str) -> Node:
 
 def _check_time(node: Node, name: str, what: str) -> Node:
     if node.type not in (DATE, STRING, NULL) and not is_time(node.type):
-        raise Refusal(f"{name} takes a {what}, and this is {sql_name(node.type)}", f"cast to {what} first")
+        raise Refusal(f"{name} takes a {what}, but this is {sql_name(node.type)}", f"cast to {what} first")
     return node
 
 
 def build_integer_reader(place: str) -> Take:
-    """Build a reader for integer literals; ``place`` names the argument in errors."""
+    """Build a reader for integer literals. Errors call the argument by the name ``place``."""
     return lambda node, _: read_integer_literal(node, place)
 
 
@@ -221,8 +225,11 @@ def build_regex_reader(place: str) -> Take:
 
 
 def read_integer_literal(node: Node, place: str) -> int | None:
-    """Return the value of an integer literal, None for a null. Raises Refusal if it varies by row or is no integer."""
+    """Return the value of an integer literal, or None for null.
+
+    Raises Refusal for other types, and for values that differ between rows.
+    """
     value = None if node.constant is None else node.constant.as_py()
     if node.constant is None or not (value is None or type(value) is int):
-        raise Refusal(f"{place} is not an integer literal", "write it as a literal: it is the same for all rows")
+        raise Refusal(f"{place} is not an integer literal", "write it as a literal: it must be the same for all rows")
     return value

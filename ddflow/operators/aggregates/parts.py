@@ -1,4 +1,4 @@
-"""Keep a state for each group, such as an exact sum, and update it cell by cell (group and time); see `StatePart`.
+"""Keep a state for each group, such as an exact sum, and update it cell by cell. See `StatePart`.
 
 >>> from ddflow.kernels.accumulate import GroupTimeCells
 >>> ints = lambda *v: np.array(v, np.int64)
@@ -40,7 +40,10 @@ class ValueOverflow(Exception):
 
 
 class UpdatesByGroup(NamedTuple):
-    """The updates of a step, sorted by group and time, in c cells of one group and time each."""
+    """The updates of a step, sorted by group and time.
+
+    The updates form c cells; each cell has one group and one time.
+    """
 
     cells: GroupTimeCells
     diffs: Ints
@@ -52,7 +55,10 @@ class UpdatesByGroup(NamedTuple):
     of: Ints
     """int64[c]: the group of each cell."""
     shared: pa.Array | None
-    """The row counts of the groups before the step, followed by those after each cell; None until they are computed."""
+    """The row counts of the groups before the step, followed by the row counts after each cell.
+
+    None until they are computed.
+    """
 
 
 class StatePart:
@@ -75,7 +81,7 @@ class StatePart:
 
     @abstractmethod
     def mark_nonempty(self, states: pa.Array) -> Any:
-        """Return bool[n], true for states that differ from the state of no rows."""
+        """Return bool[n], true for states that differ from the state of a group without rows."""
 
     def widen_states(self, states: pa.Array, narrow: Any) -> pa.Array:
         """Convert states of ``narrow``, the same part over a narrower type, to states of this part. O(bytes)."""
@@ -166,7 +172,10 @@ class ExactSumPart(StatePart):
         return ends[1:] != ends[:-1]
 
     def widen_states(self, states: pa.Array, narrow: Any) -> pa.Array:
-        """See `StatePart.widen_states`: the same sums as multiples of a smaller unit that divides the narrow unit."""
+        """Return the same sums as multiples of this part's unit, which is smaller than the narrow unit and divides it.
+
+        See `StatePart.widen_states`.
+        """
         times = 10 ** (self.scale - narrow.scale) << (narrow.unit - self.unit)
         if times == 1:
             return states
@@ -175,9 +184,9 @@ class ExactSumPart(StatePart):
 
 
 def _lay_out_prior_states(folding: UpdatesByGroup, held: pa.Array) -> tuple[Ints, Any]:
-    """Lay out the states of all groups before the step one after the other.
+    """Write the states of all groups before the step one after the other.
 
-    Return where they end, and their address.
+    Return where each state ends, and the address of the first state.
     """
     ends, at = find_state_ends(held)
     sizes = np.zeros(folding.groups + 1, np.int64)
@@ -186,7 +195,7 @@ def _lay_out_prior_states(folding: UpdatesByGroup, held: pa.Array) -> tuple[Ints
 
 
 def find_state_ends(states: pa.Array) -> tuple[Ints, Any]:
-    """Return where each state ends in the bytes, int64[n + 1], and the address of these bytes."""
+    """Return where each state ends in the bytes of the column, as int64[n + 1], and the address of the bytes."""
     buffers = states.buffers()
     if not len(states):
         return np.zeros(1, np.int64), np.uint64(0)
@@ -195,12 +204,12 @@ def find_state_ends(states: pa.Array) -> tuple[Ints, Any]:
 
 
 def decode_sums(states: pa.Array) -> list[int | None]:
-    """Decode exact sums to multiples of their unit; None if a sum includes NaN or infinities.  O(bytes)."""
+    """Decode exact sums to multiples of their unit. A sum that includes NaN or infinities becomes None. O(bytes)."""
     return [_decode_sum(state) for state in states.to_pylist()]
 
 
 def encode_sum(number: int) -> bytes:
-    """Encode a multiple of the unit as a state; see `kernels.exact`."""
+    """Encode a multiple of the unit as a state of `kernels.exact`."""
     if not number:
         return b""
     place = ((number & -number).bit_length() - 1) // 32

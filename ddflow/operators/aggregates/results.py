@@ -1,8 +1,8 @@
 """Define the aggregates of SQL and of users: their parts, their result types, and their results.
 
 Guarantees: a result is computed from exact parts and rounded once. If all values are null, a count is 0 and other
-results are null. A group without rows has an empty state. For a user's aggregate this requires that ``retract`` undoes
-``add`` exactly.
+results are null. A group without rows has an empty state. The state of a user's aggregate becomes empty again only if
+``retract`` undoes ``add`` exactly.
 
 >>> call = parse_aggregate("mean", "avg(x)")
 >>> aggregate = FUNCTIONS["avg"](call, pa.schema({"x": pa.int64()}))
@@ -37,7 +37,7 @@ from ddflow.operators.aggregates.parts import (
 from ddflow.plan.aggregates import Aggregate, AggregateCall, AppliedAggregate, parse_aggregate
 
 Key = tuple[str, str]
-"""The key of a part: its kind and its argument."""
+"""The key of a part: the kind and the argument of the part."""
 ROWS: Final[Key] = "rows", ""
 """The key of the part that counts rows. Every group has this part."""
 DOUBLE = pa.float64()
@@ -61,7 +61,7 @@ class FoldedAggregate:
         self.parts: dict[Key, StatePart] = {}
         if call.distinct or call.order or call.ignores_nulls:
             what = "DISTINCT" if call.distinct else "ORDER BY" if call.order else "IGNORE NULLS"
-            raise call.build_error(f"{call.function} takes no {what}", "leave it out")
+            raise call.build_error(f"{call.function} does not accept {what}", f"omit {what}")
 
     def compile_argument(self, text: str) -> pa.DataType:
         """Compile an argument and return its type.  Raises `ExpressionError`."""
@@ -75,7 +75,7 @@ class FoldedAggregate:
         return "count", text
 
     def to_json_entries(self, formulas: Any) -> dict[str, Any]:
-        """Return the JSON entries that a plan writes next to the aggregate's text.
+        """Return the JSON entries that a plan writes in addition to the aggregate's text.
 
         ``formulas``: see `Collection.to_json`.
         """
@@ -94,7 +94,7 @@ class FoldedAggregate:
         A wider result type alone is not a reason.
         """
         if self.type != narrow.type and find_widening(narrow.type, self.type) is None:
-            yield f"{self.call.text!r} was {narrow.type}, and would be {self.type}"
+            yield f"{self.call.text!r} was {narrow.type}, but would become {self.type}"
 
 
 class CountAggregate(FoldedAggregate):
@@ -107,7 +107,7 @@ class CountAggregate(FoldedAggregate):
         if not call.arguments:
             self.parts[ROWS] = CountPart()
         else:
-            # With several arguments, count rows without a null in any of them.
+            # With several arguments, count the rows in which no argument is null.
             text = call.arguments[0]
             if len(call.arguments) > 1:
                 tests = " AND ".join(f"({each}) IS NOT NULL" for each in call.arguments)
@@ -121,7 +121,7 @@ class CountAggregate(FoldedAggregate):
 
 
 class BooleanAggregate(FoldedAggregate):
-    """An aggregate that is true if all values, or some value, are true."""
+    """An aggregate that is true if all values are true, or if some value is true."""
 
     type = pa.bool_()
 
@@ -130,7 +130,7 @@ class BooleanAggregate(FoldedAggregate):
         text = call.arguments[0]
         if self.compile_argument(text) != pa.bool_():
             kind = self.arguments[text].type
-            raise call.build_error(f"its argument is {kind}, not boolean", "compare it with something")
+            raise call.build_error(f"its argument is {kind}, not boolean", "compare it with a value")
         del self.arguments[text]
         for test in (f"CASE WHEN {text} THEN true END", f"CASE WHEN NOT ({text}) THEN true END"):
             self.compile_argument(test)
@@ -157,8 +157,8 @@ class NumericAggregate(FoldedAggregate):
         self.of = self.compile_argument(self.text)
         if pat.is_duration(self.of):
             if not self.of_time:
-                found = f"its argument is {self.of}, of which there are sum, avg, min and max"
-                raise call.build_error(found, "take one of these, or bring the time in as a number")
+                found = f"its argument is {self.of}, which supports only sum, avg, min and max"
+                raise call.build_error(found, "use one of these, or pass the duration as a number")
         elif not (pat.is_integer(self.of) or pat.is_floating(self.of) or pat.is_decimal(self.of)):
             raise call.build_error(f"its argument is {self.of}, not a number", "cast it, as in cast(x as double)")
         self.add_count_part(self.text)
@@ -229,13 +229,16 @@ class AverageAggregate(NumericAggregate):
         return given.take(_number_non_nulls(none, np.arange(none.size)))
 
     def list_incompatibilities(self, narrow: Any) -> Iterator[str]:
-        """See `FoldedAggregate.list_incompatibilities`: with another scale or time unit, results round differently."""
+        """Yield a reason if the scale or the time unit differs, because the results would then be rounded differently.
+
+        See `FoldedAggregate.list_incompatibilities`.
+        """
         yield from super().list_incompatibilities(narrow)
         if pat.is_duration(self.type) and pat.is_duration(narrow.type) and self.type != narrow.type:
-            yield f"{self.call.text!r} was rounded to {narrow.type.unit}, and would be to {self.type.unit}"
+            yield f"{self.call.text!r} was rounded to {narrow.type.unit}, but would be rounded to {self.type.unit}"
         elif self.type != DOUBLE != narrow.type and self.type.scale != narrow.type.scale:
-            more = f"would be to {self.type.scale}"
-            yield f"{self.call.text!r} was rounded to {narrow.type.scale} digits behind the point, and {more}"
+            more = f"would be rounded to {self.type.scale}"
+            yield f"{self.call.text!r} was rounded to {narrow.type.scale} digits after the point, but {more}"
 
 
 class VarianceAggregate(NumericAggregate):
@@ -295,15 +298,12 @@ def _check_results_fit(fits: Any, there: Any) -> None:
 
 
 def _number_non_nulls(none: Any, at: Ints | None = None) -> pa.Array:
-    """For each value that is not null, return its index among these values, or its entry in ``at``.
-
-    Return null for nulls.
-    """
+    """Count up the values that are not null. Return counts, or ``at`` if given, with null for each null value."""
     return pa.array(np.cumsum(~none) - 1 if at is None else at, mask=none)
 
 
 def _divide_sums(states: pa.Array, counts: Ints, unit: int) -> Any:
-    """Divide exact sums by counts, rounded once. If a count is 0, its result is arbitrary."""
+    """Divide exact sums by counts, and round each quotient once. The quotient for a count of 0 is arbitrary."""
     out = np.empty(counts.size)
     if kernels.write_quotients(*find_state_ends(states), counts, unit, out) >= 0:
         for place in np.flatnonzero(np.abs(counts) >= 1 << 32).tolist():
@@ -324,7 +324,7 @@ def _round_quotient(over: int, under: int) -> float:
 def _round_root(over: int, under: int) -> float:
     """Round the square root of a quotient to the nearest double.
 
-    The integer root has at least 64 bits. The last of these bits is set if there is a remainder.
+    The integer root has at least 64 bits. The last bit of the integer root is set if there is a remainder.
     """
     if over < 0:
         return math.nan
@@ -368,7 +368,7 @@ class UserStatePart(StatePart):
         return words
 
     def fold_updates(self, folding: UpdatesByGroup, held: pa.Array, values: Any) -> pa.Array:
-        """See `StatePart.fold_updates`. This calls a user function once for each added or retracted value."""
+        """See `StatePart.fold_updates`. A user function is called once for each added or retracted value."""
         rows, starts, firsts = folding.cells
         before = np.tile(self.zero, (folding.groups, 1))
         before[folding.lived] = self.view_state_words(held)
@@ -396,7 +396,7 @@ class UserStatePart(StatePart):
         except Exception as error:
             names = ", ".join(getattr(each, "__name__", "?") for each in self.aggregate.functions)
             found = f"one of {names} raised {type(error).__name__}: {error}"
-            raise AggregateFailed("dd.Aggregate", found, "mend it; nothing of this step was kept") from error
+            raise AggregateFailed("dd.Aggregate", found, "fix the function; nothing of this step was kept") from error
 
 
 class UserAggregate(FoldedAggregate):
@@ -413,7 +413,7 @@ class UserAggregate(FoldedAggregate):
         value = 0.5 if self.part.double else 1
         kinds = tuple(isinstance(each, float) for each in given.of.zero)
         if found := find_aggregate_fault(given.of.functions, kinds, value, not pat.is_floating(self.type)):
-            raise call.build_error(found, "see dd.Aggregate for what the functions take and give")
+            raise call.build_error(found, "see dd.Aggregate for the arguments and results of the functions")
         self.add_count_part(given.sql)
         self.parts[f"own {id(given.of)}", given.sql] = self.part
 
@@ -425,7 +425,7 @@ class UserAggregate(FoldedAggregate):
     def list_incompatibilities(self, narrow: Any) -> Iterator[str]:
         """See `FoldedAggregate.list_incompatibilities`."""
         if self.part.double != narrow.part.double:
-            yield f"{self.call.text!r} is folded by functions of its own, which were given whole numbers"
+            yield f"{self.call.text!r} uses functions of the user, which received whole numbers before"
 
     def compute_results(self, states: Sequence[pa.Array], there: Any) -> pa.Array:
         """See `FoldedAggregate.compute_results`."""

@@ -1,7 +1,7 @@
 """Hold the events of one input, sorted by time or by key, with their times and arrival numbers.
 
-ddflow itself generates events for expired keys, and for keys that are missing from full contents. Such an event deletes
-its key, and is kept among the other events.
+ddflow itself generates events for expired keys, and for keys that are missing from full contents. A generated event
+deletes its key, and is kept together with the received events.
 
 Guarantees: merged chunks of events are sorted by time, and by arrival within a time.
 
@@ -24,7 +24,7 @@ from ddflow.columns.sorting import SortedRows
 from ddflow.kernels.resolve import Prior
 
 FEW: Final = 512
-"""The number of events below which it is cheaper to sort by two columns than to pack them into one."""
+"""With fewer events than this, it is cheaper to sort by two columns than to pack both columns into one."""
 
 
 class Events(NamedTuple):
@@ -45,7 +45,10 @@ class Events(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of these rows, times and arrival numbers, without other data in the same buffers. O(columns)."""
+        """Bytes of the rows, times and arrival numbers of these events, not counting other data in the same buffers.
+
+        O(columns).
+        """
         return int(self.rows.nbytes) + self.bookkeeping_bytes
 
     @property
@@ -60,13 +63,13 @@ class Events(NamedTuple):
         return Events(self.rows.slice(begin, end - begin), times, original, self.arrival[begin:end])
 
     def copy(self) -> Events:
-        """Copy the events into memory that they do not share. O(n)."""
+        """Copy the events into memory that no other events share. O(n)."""
         times = self.times.copy()
         original = times if self.original is self.times else self.original.copy()
         return Events(pa.concat_batches([self.rows]), times, original, self.arrival.copy())
 
     def sort_by_time(self) -> Events:
-        """Sort the events by time, with arrival order within a time.  O(n), or O(n log n) if they are unsorted."""
+        """Sort the events by time, with arrival order within a time. O(n), or O(n log n) if the events are unsorted."""
         order = argsort_times(self.times)
         return self if order is None else self.take(order)
 
@@ -78,7 +81,7 @@ class Events(NamedTuple):
 
 
 def argsort_times(times: Ints) -> Ints | None:
-    """Compute the permutation that sorts ``times`` stably; None if they are sorted.  O(n log n)."""
+    """Compute the permutation that sorts ``times`` in a stable way. Return None if the times are sorted. O(n log n)."""
     n = times.size
     if n < 2 or bool((times[1:] >= times[:-1]).all()):
         return None
@@ -95,7 +98,7 @@ def argsort_times(times: Ints) -> Ints | None:
 
 
 def merge_events(parts: list[Events]) -> Events:
-    """Merge chunks of events, sorted by time and then by arrival. ``parts``: chunks, each in this order. O(n log n)."""
+    """Merge chunks of events, each sorted by time and then by arrival, into one. ``parts``: the chunks. O(n log n)."""
     if len(parts) == 1:
         return parts[0]
     parts = sorted(parts, key=lambda part: int(part.arrival[0]))
@@ -105,7 +108,7 @@ def merge_events(parts: list[Events]) -> Events:
     both = Events(rows, times, times if shared else np.concatenate([part.original for part in parts]), arrival)
     order = argsort_times(times)
     if not _is_in_arrival_order(both, order):
-        # Within a time, the arrival numbers of different parts may interleave.
+        # Within a time, the arrival numbers of different parts can interleave.
         order = np.argsort(arrival)
         if (then := argsort_times(times[order])) is not None:
             order = order[then]
@@ -126,7 +129,7 @@ class ExpiryChange(NamedTuple):
     """
 
     greatest: int | None = None
-    """The greatest order among the events, as an order word (int64 code), or None without events."""
+    """The greatest order among the events, as an order word (an int64), or None if there are no events."""
     forgotten: int = 0
     """The number of live keys that expired."""
     useless: int = 0
@@ -147,7 +150,7 @@ class KeyedEvents(NamedTuple):
     times: Ints
     """int64: the step's distinct times, ascending."""
     settled: bool
-    """Whether all times are at or before ``since``, so that all versions can have the same time."""
+    """Whether all times are at or before ``since``, so that all versions can get the same time."""
     by: SortedRows
     prior: Prior
     """The stored state of the g keys."""
@@ -160,7 +163,10 @@ class KeyedEvents(NamedTuple):
     mark: Narrow
     """int32[n]: twice the rank of the event's time, plus 1 for a delete."""
     full: int | None = None
-    """In a step of full contents, the arrival number of the first event generated for an absent key; else None."""
+    """The arrival number of the first event that was generated for an absent key in a step of full contents.
+
+    None in other steps.
+    """
     left: Ints = np.empty(0, np.int64)
     """The events that have no effect, because their keys are forgotten and the events are too old."""
     expiry: ExpiryChange = ExpiryChange()

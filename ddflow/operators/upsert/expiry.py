@@ -1,4 +1,4 @@
-"""Expire keys before a step is resolved, and compute the horizons: the orders below which keys expire.
+"""Expire keys before a step is resolved, and compute the horizons. A horizon is the order below which keys expire.
 
 Expiry depends only on the order values of events, never on the clock or on how events are divided into steps. An event
 older than the horizon gets the verdict `forgotten`.
@@ -42,7 +42,7 @@ Bools = np.ndarray[Any, np.dtype[np.bool_]]
 FLOAT = pa.field("order", pa.float64(), nullable=False)
 GREATEST = 2**63 - 1
 AHEAD = 8
-"""The number of scans of all orders in each time to live."""
+"""The number of scans of all orders within one time to live."""
 
 
 class ExpiryHorizons:
@@ -80,21 +80,24 @@ class ExpiryHorizons:
 
     @property
     def row_horizon(self) -> int | None:
-        """The order word below which live keys expire, or None if they never do."""
+        """The order word below which live keys expire, or None if live keys never expire."""
         return None if self.ttl is None or self.greatest is None else self.shift_order_word(self.greatest, -self.ttl)
 
     @property
     def tombstone_horizon(self) -> int | None:
-        """The order word below which tombstones expire and events are too old, or None if there is no such limit."""
+        """The order word below which tombstones expire and events are too old, or None if there is no limit."""
         return None if self.greatest is None else self.shift_order_word(self.greatest, -self.shorter)
 
     def compute_later_horizon(self, horizon: int, ttl: int | float) -> int:
-        """Compute the horizon after another 1 / `AHEAD` of its time to live."""
+        """Compute where a horizon will be after 1 / `AHEAD` more of its time to live."""
         share = ttl / AHEAD if self.floats else max(int(ttl) // AHEAD, 1)
         return max(self.shift_order_word(horizon, share), LEAST + 1)
 
     def shift_order_word(self, word: int, by: int | float) -> int:
-        """Return the word of the order that is greater by ``by``, limited to the range of words."""
+        """Return the word of the order that is the sum of a given order and ``by``.
+
+        The result is limited to the range of words.
+        """
         if not self.floats:
             return min(max(word + int(by), LEAST), GREATEST)
         value = decode_column_words([np.array([word])], FLOAT).to_numpy()[0] + by
@@ -112,7 +115,7 @@ class ExpiryHorizons:
         return decode_column_words(words, self.field)
 
     def compute_sort_keys(self, order: Ints) -> Ints:
-        """Return int64[m]: one sortable word for the orders of each key, null smallest.  O(m)."""
+        """Return int64[m]: one sortable word for the orders of each key. Null is smallest. O(m)."""
         out = self._compute_sort_key(order, 0)
         for part in self.parts[1:]:
             np.maximum(out, self._compute_sort_key(order, part), out=out)
@@ -121,7 +124,7 @@ class ExpiryHorizons:
     def mark_below_horizon(self, order: Ints, horizon: int | None, parts: Sequence[int] | None = None) -> Bools:
         """Return bool[m], true for orders below a horizon. O(m).
 
-        Null is below any horizon. Without a horizon, no order is below it.
+        Null is below any horizon. If there is no horizon, the flags are all false.
         """
         if horizon is None:
             return np.zeros(order.shape[0], np.bool_)
@@ -132,7 +135,7 @@ class ExpiryHorizons:
         return out
 
     def mark_expired_tombstones(self, order: Ints) -> Bools:
-        """Return bool[m], true for tombstones that expired, by their orders. O(m)."""
+        """Return bool[m], true for tombstones whose orders show that they have expired. O(m)."""
         return self.mark_below_horizon(order, self.tombstone_horizon)
 
     def mark_expired_keys(self, prior: Prior) -> Bools:
@@ -143,7 +146,10 @@ class ExpiryHorizons:
         return out
 
     def find_greatest_order(self, own: Ints) -> int | None:
-        """Return the word of the greatest order among events, ignoring nulls and infinities; None if there is none."""
+        """Return the word of the greatest order among events, ignoring nulls and infinities.
+
+        Return None if no order is left.
+        """
         word, aside = self._split_words_and_nulls(own, 0)
         if self.floats:
             least, greatest = encode_column_words(pa.array([-math.inf, math.inf]), FLOAT)[0]
@@ -156,7 +162,7 @@ class ExpiryHorizons:
         return np.where(null, LEAST, word)
 
     def _split_words_and_nulls(self, order: Ints, part: int) -> tuple[Ints, Bools]:
-        """Return the words of int64[m, w] to compare with horizons, and flags for orders that are null or unset."""
+        """Return the words of orders that are compared with horizons, and flags for orders that are null or unset."""
         word = order[:, part + self.flagged]
         if self.flagged:
             null: Bools = order[:, part] != 1
@@ -186,7 +192,7 @@ class KeyExpiry:
         arranged.set_tombstone_expiry(self.horizons.mark_expired_tombstones)
 
     def reset_order_scan(self) -> None:
-        """Discard the collected keys, because the state was replaced. O(1); the next step scans all orders."""
+        """Discard the collected keys, because the state was replaced. O(1), but the next step scans all orders."""
         self._until: int | None = None
         self._until_tombstones: int | None = None
         self._written = 0
@@ -223,10 +229,11 @@ class KeyExpiry:
         return by.high[now], by.low[now] if by.low.size else NONE
 
     def _is_order_scan_due(self) -> bool:
-        """Return whether to count expired tombstones again, because an eighth of the keys have new versions.
+        """Return whether to count expired tombstones again.
 
-        This affects only the time at which merges drop tombstones. A scan at each horizon would cost too much, because
-        a time to live may be shorter than a step.
+        Expired tombstones are counted again after an eighth of the keys got new versions. The count affects only the
+        time at which merges drop tombstones. A scan at each horizon would cost too much, because a time to live can be
+        shorter than a step.
         """
         came = self.arranged.written - self._written
         return self._until_tombstones is None or came * AHEAD >= self.arranged.keys
@@ -259,13 +266,13 @@ class KeyExpiry:
         self._words, self._high, self._low, self._fresh = NONE.view(np.int64), NONE, NONE, found
 
     def _count_useless_deletions(self, tombstones: int) -> int:
-        """Count the indexed tombstones below the horizon.  O(entries)."""
+        """Count the tombstones in the index that are below the horizon. O(entries)."""
         references, places = self.arranged.index.list_entries(live=False)
         dead = places[(references & LIVE == 0) & (references & (LIVE - 1) != 0)]
         return int((self.horizons.compute_sort_keys(self.arranged.index.read_entries(dead)[3]) < tombstones).sum())
 
     def _sort_due_keys(self, rows: int | None) -> int:
-        """Sort the collected keys by order, and count those below the horizon. O(k log k) for k new keys."""
+        """Sort the collected keys by order, and count the keys below the horizon. O(k log k) for k new keys."""
         if self._fresh:
             columns = zip((self._words, self._high, self._low), *self._fresh, strict=True)
             words, high, low = (np.concatenate(parts) for parts in columns)
@@ -277,7 +284,7 @@ class KeyExpiry:
     def add_deletions(
         self, pieces: Iterable[Events], due: tuple[Words, Words], time: int, most: int | None
     ) -> Iterator[Events]:
-        """Add to a step one event for each due key, which deletes the key.
+        """For each key that expires now, add to the step an event that deletes the key.
 
         ``pieces``: the step's events, divided by ascending ranges of identities. ``most``: the maximum number of these
         deletions in a piece, or None. O(events + due keys).
@@ -326,7 +333,8 @@ class KeyExpiry:
     def drop_forgotten_events(self, keyed: KeyedEvents) -> KeyedEvents:
         """Mark the expired keys, and drop events that are too old. O(events).
 
-        A dropped event has the verdict ``forgotten``. A generated deletion is dropped if its key has other events.
+        A dropped event has the verdict ``forgotten``. A generated deletion is dropped if the step has received events
+        of the same key.
         """
         events, full = keyed.events, keyed.full
         given = events.arrival < NOBODY
@@ -345,7 +353,7 @@ class KeyExpiry:
                 group = np.repeat(np.arange(starts.size - 1), np.diff(starts))
                 late[permutation] &= (lapsed | (prior.reference == 0))[group]
         if forgotten and permutation.size:
-            # If a key has other events, its generated deletion is dropped.
+            # If a key has received events in this step, its generated deletion is dropped.
             stands = given & ~late
             some = np.add.reduceat(stands[permutation], starts[:-1]) > 0
             late[permutation] |= ~given[permutation] & np.repeat(some, np.diff(starts))

@@ -1,10 +1,10 @@
 """Fold one column of merged rows, for all keys at once, from stored cells and the cells of events.
 
-A list column's value after a time has the key's stored elements, then the elements added since it was last cleared. A
-list without elements is null. Folds work on row numbers. Arrow copies the values once, at the end.
+After a time, the list of a key has the stored elements, followed by the elements that were added since the list was
+last cleared. A list without elements is null. Folds work on row numbers. Arrow copies the values once, at the end.
 
 Guarantees: the result is the same as from folding one event after the other. Sums are exact. A sum that overflows
-raises an error. Limits: 32-bit offsets reach 2 GiB. If a list is too long at any time, the step fails.
+raises an error. Limits: 32-bit offsets can address 2 GiB. If a list is too long at any time, the step fails.
 """
 
 from collections.abc import Callable
@@ -58,7 +58,7 @@ MOST = 2**31 - 1
 def compute_validity_flags(column: pa.Array) -> Flags:
     """Return uint8[n], 1 for values that are not null.
 
-    Its size is 0 if no value is null. A union is null if its child is null.
+    If no value is null, the array has size 0. A value of an Arrow union counts as null if its child is null.
     """
     if not pat.is_union(column.type):
         return unpack_validity(column)
@@ -91,7 +91,7 @@ class ListParts(NamedTuple):
     begins: Ints
     """int64[m]: where the list of each (key, time) begins in ``parts``."""
     stops: Ints
-    """int64[m]: where that list ends; without a list, its beginning."""
+    """int64[m]: where that list ends. If there is no list, the element is that of ``begins``."""
 
     @classmethod
     def from_walk(cls, walked: EventsByKey, action: Flags, column: pa.Array, held: pa.Array) -> Self:
@@ -123,7 +123,7 @@ class ListParts(NamedTuple):
         ``ends``: q + 1 values, the number of elements before each part.
 
         Return int64[m + 1], where each list begins in the result, and the index of the element at each position of the
-        result. The second array is None if the result has all elements in their order. O(m + the result).
+        result. The array of indexes is None if the result has all elements in their original order. O(m + the result).
         """
         first = ends[self.begins]
         offsets = np.zeros(self.begins.size + 1, np.int64)
@@ -174,8 +174,8 @@ def fold_lists(
     if not wide and offsets[-1] > MOST:
         raise TooLarge(
             f"lists of {name!r}",
-            f"they have {int(offsets[-1]):,} elements, 32-bit offsets reach {MOST:,}",
-            "take smaller steps, or declare the column a large_list",
+            f"they have {int(offsets[-1]):,} elements, but 32-bit offsets allow at most {MOST:,}",
+            "use smaller steps, or declare the column as large_list",
         )
     values = _take_values(children, elements if places is None else elements[places], name)
     starts = pa.array(offsets if wide else offsets.astype(np.int32))
@@ -185,7 +185,10 @@ def fold_lists(
 
 
 def _element_spans(column: pa.Array, held: pa.Array, lifts: bool) -> tuple[Ints, Ints]:
-    """Return where each cell's range of elements begins, and its size: the events' cells, then the stored cells."""
+    """Return where the range of elements of each cell begins, and the size of each range.
+
+    The cells of the events come before the stored cells.
+    """
     of_held, before = _get_list_offsets(held), 0
     if lifts:
         first, sizes, before = np.arange(len(column)), np.ones(len(column), np.int64), len(column)
@@ -207,7 +210,7 @@ def _check_list_limit(
 ) -> None:
     """Raise `ListTooLong` for the first stretch that exceeds the limit.
 
-    A stored list may exceed the limit if nothing is added to it.
+    A stored list is allowed to exceed the limit if nothing is added to the list.
     """
     starts, limit = parts.stretches, strategy.limit
     assert limit is not None
@@ -223,8 +226,8 @@ def _check_list_limit(
     before, more, of = int(sizes[at - 1]), int(sizes[at] - sizes[at - 1]), key(int(parts.parts[begin]))
     raise ListTooLong(
         f"{strategy} of {name!r}",
-        f"key {of}: {before} elements and {more} more, the limit is {limit}",
-        ErrorText("raise ", Option("limit"), ", or mend the events; nothing was changed"),
+        f"key {of}: {before} elements and {more} more, but the limit is {limit}",
+        ErrorText("raise ", Option("limit"), ", or fix the events; nothing was changed"),
     )
 
 
@@ -241,7 +244,7 @@ def join_texts(
     listed = parts.parts if places is None else parts.parts[places]
     total = int((sizes if places is None else sizes[places]).sum()) + len(separator.encode()) * listed.size
     if not pat.is_large_string(kind) and total > MOST:
-        _raise_too_large(name, f"its text takes {total:,} bytes, 32-bit offsets reach 2 GiB")
+        _raise_too_large(name, f"its text takes {total:,} bytes, but 32-bit offsets allow at most 2 GiB")
     wide = pa.large_string()
     texts = _take_values(_append_held_cells(column.cast(wide), held.cast(wide), name), listed, name)
     out = pc.binary_join(pa.LargeListArray.from_arrays(pa.array(offsets), texts), pa.scalar(separator, wide))
@@ -261,7 +264,7 @@ def _take_values(values: pa.Array, places: Ints, name: str) -> pa.Array:
 
 
 def _call_arrow(name: str, function: Callable[[Any], pa.Array], argument: Any) -> pa.Array:
-    """Call an Arrow function that can fail only if the values exceed its 32-bit offsets."""
+    """Call an Arrow function that can fail only if the values are too large for 32-bit offsets."""
     try:
         return function(argument)
     except (pa.ArrowInvalid, pa.ArrowCapacityError) as error:
@@ -272,14 +275,14 @@ def _raise_too_large(name: str, found: str) -> NoReturn:
     raise TooLarge(
         f"column {name!r} of one output",
         found,
-        "take smaller steps, or declare wider offsets (large_string)",
+        "use smaller steps, or declare wider offsets (large_string)",
         column=name,
     )
 
 
 LOW = (1 << 64) - 1
 SHORT = 18
-"""The maximum number of decimal digits whose unscaled value fits in a word."""
+"""The maximum number of digits of a decimal whose unscaled value fits in a word."""
 WIDE = Context(prec=80)
 
 
@@ -288,7 +291,7 @@ def to_unscaled_integers(column: pa.Array) -> Ints:
 
     O(n).
 
-    Nulls have unspecified values. The result may share the column's memory, so do not write to it.
+    Nulls have unspecified values. The result can share the memory of the column, so do not write to the result.
 
     >>> import pyarrow as pa
     >>> from decimal import Decimal
@@ -312,11 +315,11 @@ def fold_sums(
     name: str,
     named: Callable[[int], str],
 ) -> pa.Array:
-    """Compute each key's sum after each of its times; null if nothing was added.
+    """Compute each key's sum after each of its times. The sum is null if nothing was added.
 
     ``walked``, ``action``: as in `kernels.fold.choose_cells`. ``column``: the n cells of events. ``held``: the g stored
-    cells. The cells of both are of ``kind``. ``name``: the column, for errors. ``named``: a function that formats a
-    group's key, for errors. Return m cells of ``kind``. Raises `MergeOverflow`. O(places + n + g).
+    cells. Both arrays have cells of the type ``kind``. ``name``: the column, for errors. ``named``: a function that
+    formats a group's key, for errors. Return m cells of ``kind``. Raises `MergeOverflow`. O(places + n + g).
     """
     had = unpack_validity(held) if held.null_count else np.ones(len(held), np.uint8)
     there = np.empty(walked.key_times.size - 1, np.uint8)
@@ -412,8 +415,8 @@ def _raise_overflow(kind: pa.DataType, before: int, value: int, name: str, key: 
 
     raise MergeOverflow(
         f"a sum of {name!r}",
-        f"key {key}: {format_sum(before)} + {format_sum(value)} leaves {kind}",
-        "declare the column wider, or mend the events; nothing was changed",
+        f"key {key}: {format_sum(before)} + {format_sum(value)} overflows {kind}",
+        "declare a wider type for the column, or fix the events; nothing was changed",
     )
 
 
@@ -454,7 +457,7 @@ class PriorCells:
         self._held_values: pa.Array | None = None
 
     def gather_values(self) -> pa.Array:
-        """Gather the cells on the first call, and return them. O(g), once."""
+        """Return the cells. The first call gathers them. O(g), once."""
         if self._held_values is None:
             self._held_values = self._gather()
         return self._held_values
@@ -473,14 +476,16 @@ def fold_cells(
 ) -> Ints | pa.Array:
     """Fold a column: compute its cell for each key after each of the key's times.
 
-    ``field``: the name of the column and the type of the result. This is the type of ``column``, or a list of it for
-    ``collect``. ``action``: uint8[p], by place: SKIP, TAKE, CLEAR or BLANK (see `kernels.fold`). ``column``: the
-    events' n cells, by row. ``given``: uint8[n], by row, 1 if the event's batch had the column. Its size is 0 if all
-    batches had it. ``named``: a function that formats a group's key for errors.
+    ``field``: the name of the column and the type of the result. The type of the cells is the type of ``column`` or,
+    for ``collect``, a list type with this element type. ``action``: uint8[p], by place: SKIP, TAKE, CLEAR or BLANK (see
+    `kernels.fold`). ``column``: the events' n cells, by row. ``given``: uint8[n], by row, 1 if the batch of the event
+    had the column. If all batches had the column, ``given`` has size 0. ``named``: a function that formats a group's
+    key for errors.
 
-    If the strategy chooses a cell, return int64[m] references: an event's row, a stored cell's reference, or NOTHING.
-    The chosen cell may be null. Otherwise return m cells of the field's type. Raises `MergeOverflow`, `ListTooLong`,
-    `TooLarge`. O(p + n + g), plus the size of lists and texts, plus a sort for `max` and `min` of text.
+    If the strategy chooses a cell, return int64[m] references. A reference is the row of an event, the reference of a
+    stored cell, or NOTHING. The chosen cell can be null. For other strategies, return m cells of the field's type.
+    Raises `MergeOverflow`, `ListTooLong`, `TooLarge`. O(p + n + g), plus the size of lists and texts, plus a sort for
+    `max` and `min` of text.
     """
     if strategy.name in RULES:
         return _choose_cells(strategy, walked, action, column, given if strategy.name == "last" else ALL_VALID, held)
@@ -490,7 +495,7 @@ def fold_cells(
 
 
 def _gather_held_values(held: PriorCells, kind: pa.DataType) -> pa.Array:
-    """Return the stored cells. If no key is live, do not gather them."""
+    """Return the stored cells. If no key is live, no cells are gathered."""
     if (held.references == NOTHING).all():
         return pa.nulls(held.references.size, kind)
     return held.gather_values()
@@ -523,8 +528,8 @@ def _choose_cells(
 def compute_rank_words(column: pa.Array, held: pa.Array) -> tuple[Ints, Ints]:
     """Return words that sort like the values: int64[n] for the events' cells, int64[g] for the stored cells.
 
-    Both arrays have the same flat type. NaN is largest, -0.0 equals 0.0, and nulls have unspecified words. The words
-    may share the columns' memory. O(n + g), and O((n + g) log (n + g)) for text, binary and long decimals.
+    Both arrays of cells have the same flat type. NaN is largest, -0.0 equals 0.0, and nulls have unspecified words. The
+    words may share memory with the columns. O(n + g), and O((n + g) log (n + g)) for text, binary and long decimals.
     """
     kind = column.type
     if is_word_type(kind):
@@ -590,11 +595,14 @@ def _fold_fields(
     secret: Secret,
     named: Callable[[int], str],
 ) -> pa.Array:
-    """Fold a struct, one field after the other. A null struct, from an event or stored, adds nothing to any field."""
+    """Fold a struct, one field after the other.
+
+    A null struct adds nothing to any field, whether it is from an event or stored.
+    """
     n, counts = len(column), compute_validity_flags(column)
     there = np.asarray(held.is_valid())
     references = np.where(there, np.arange(n, n + len(held)), NOTHING)
-    # After a BLANK the struct is null, so its fields have no first event yet.
+    # After a BLANK the struct is null, so the fields of the struct have no first event yet.
     action = np.minimum(action, np.uint8(CLEAR))
     shown = np.empty(walked.key_times.size - 1, np.int64)
     choose_cells(walked, action, counts, NO_WORDS, references, there.view(np.uint8), NO_WORDS, LAST, shown)

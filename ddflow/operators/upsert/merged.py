@@ -1,11 +1,12 @@
-"""Resolve partial rows: fold the events of a step into full rows, then resolve these like other full rows.
+"""Resolve partial rows: fold the events of a step into full rows, and then resolve the full rows.
 
 `MergedRows` walks the events, folds each column, gathers the cells, computes derived columns, and resolves. The cells
-of one row may come from several events of the step and from any batch of the state.
+of one row can come from several events of the step and from any batch of the state.
 
 Guarantees: for each key and time with events, the fold makes one full row or one deletion, which always replaces the
-stored row. After that, merged rows are handled like full rows: one net change, with the stored row as the retraction,
-or a no-op if the rows are equal. The last event folded at a time gets the verdict of the merged row.
+stored row. After the fold, merged rows are handled like full rows. A merged row that equals the stored row is a no-op.
+A merged row that is not a no-op gives one net change, which retracts the stored row. The last event that was folded at
+a time gets the verdict of the merged row.
 """
 
 from typing import Any
@@ -51,7 +52,7 @@ class MergedRows(WalkedEvents):
     """
 
     def __init__(self, state: UpsertState, keyed: KeyedEvents, since: int) -> None:
-        """Fold the events. Afterwards ``by``, ``mark``, ``words`` and ``value`` describe the merged rows."""
+        """Fold the events. After the fold, ``by``, ``mark``, ``words`` and ``value`` describe the merged rows."""
         super().__init__(state, keyed)
         self._fold_rows()
         while self.times.size > 1 and not self.upsert.bound.spec.compares_all and self._skip_no_ops():
@@ -101,10 +102,10 @@ class MergedRows(WalkedEvents):
         return values.take(pa.array(np.cumsum(live) - 1, mask=~live))
 
     def _skip_no_ops(self) -> bool:
-        """For each key, ignore the first time at which its row is a no-op. Return whether there was such a time.
+        """For each key, ignore the events of the first time at which its row is a no-op.
 
-        The key's next time is then folded onto the stored row, without the ignored events. A row is a no-op even if it
-        differs in untracked columns.
+        Return whether events of any key were ignored. If events were ignored, the events of the key's next timestamp
+        are applied to the stored row. A row is a no-op even if it differs in untracked columns.
         """
         steps, m = self.steps, self.places.size
         shown: Words = np.empty(m, np.uint64)
@@ -164,9 +165,9 @@ class MergedRows(WalkedEvents):
         return pc.if_else(pa.array(ours), mine, self.gather_cells(np.where(ours, NOTHING, made), kept))
 
     def _find_order_setters(self, group: int, part: int, name: str) -> Ints:
-        """Find the rows that set the order of a group, or of a part of the order with versions of cells.
+        """Find the rows that set the order of a column group.
 
-        ``name``: the order column.
+        With versions of cells, find the rows that set one part of the order. ``name``: the order column.
         """
         action = self.taken.action[group if not self.merging.cells else max(part - 1, 0)]
         if self.merging.cells and part < 2:
@@ -197,7 +198,7 @@ class MergedRows(WalkedEvents):
         return out
 
     def _mark_order_setters(self, group: int) -> Flags:
-        """Return uint8[n], by place: TAKE for events that set the group's current order as of the end of their time."""
+        """Return uint8[n], by place: TAKE for an event that sets the order of the group at the end of a time."""
         steps, span = self.steps, slice(int(self.order.spans[group, 0]), int(self.order.spans[group, 2]))
         runs = np.repeat(self.taken.running[:, span], np.diff(steps.key_times), axis=0)
         return np.where((self.own[steps.permutation, span] == runs).all(axis=1), TAKE, SKIP)
@@ -209,7 +210,7 @@ class MergedRows(WalkedEvents):
         return made if self.times.size < 2 else made.take(pa.array(self.places))
 
     def _replace_events(self) -> None:
-        """Put the merged rows in the place of the events."""
+        """Replace the events by the merged rows."""
         steps, m = self.steps, self.places.size
         at = self.keyed.by.starts[:-1]
         counts = np.diff(steps.keys)
@@ -236,9 +237,9 @@ class MergedRows(WalkedEvents):
         return self.made.column(name)
 
     def count_verdicts(self, outcome: Any, counts: Ints) -> tuple[Ints, Flags | None]:
-        """Return the number of events by verdict, int64[8], and the verdict of each event.
+        """Return int64[8], the number of events with each verdict, and the verdict of each event.
 
-        The last event folded at a time gets the verdict of the row.
+        The last event that was folded at a time gets the verdict of the row.
         """
         verdict, last = self.taken.why, self.taken.last[self.places]
         acted = last >= 0

@@ -1,4 +1,4 @@
-"""Encode the orders of events and of stored keys as order words (int64), for rows and for column groups of a merge.
+"""Encode the orders of events and of stored keys as order words (int64). Rows and column groups of a merge have orders.
 
 Guarantees: words, compared from left to right, sort and tie like the values, so a kernel reads no column.
 
@@ -32,14 +32,15 @@ LEAST = np.iinfo(np.int64).min
 
 
 def needs_null_flag(field: pa.Field) -> bool:
-    """Return whether null needs a separate word, because the values may use all 64-bit words."""
+    """Return whether null needs a second word, because the values can use all 64-bit words."""
     return bool(field.nullable) and not pat.is_floating(field.type) and field.type.bit_width == 64
 
 
 def encode_column_words(column: pa.Array, field: pa.Field, flagged: bool | None = None) -> list[Ints]:
-    """Encode values as one or two int64[n] that sort like the values, with null smallest.
+    """Encode values as one or two arrays int64[n] that sort like the values, with null smallest.
 
-    ``flagged``: whether to use two words, where the first is 0 for null. By default, only if null needs it.
+    ``flagged``: whether to use two words, where the first is 0 for null. By default, two words are used only if null
+    needs a second word.
     """
     out, present = compute_sortable_words(column), unpack_validity(column)
     if present.size:
@@ -79,7 +80,8 @@ class Order:
         self.ties = bool(spec.order_by) or spec.holds_back
         self.timed = spec.late == "advance"
         self.ranks_base = not all(is_word_type(f.type) for f in self.fields)
-        # A row that differs only in ignored columns is not stored, so ignored columns cannot break ties.
+        # A row that differs from the stored row only in ignored columns is not stored, so ignored columns cannot break
+        # ties.
         self.rows = [f for f in bound.row_schema if f.name in bound.tracked] if self.tie == GREATEST else []
         self.ranks_rows = not all(is_word_type(f.type) for f in self.rows)
         self.ranks = self.ranks_base or self.ranks_rows
@@ -128,10 +130,10 @@ class Order:
         prior_order: Ints,
         secret: Secret,
     ) -> None:
-        """Compute the words that are ranks, for events and stored keys, and write them in place. O((n + m) log).
+        """Compute the words that are ranks, for events and stored keys, and write them in place.
 
-        ``prior``: the stored rows of the m keys that have an order; None if orders are not stored. ``lives``: marks the
-        live keys. ``prior_order``: int64[m, width].
+        O((n + m) log (n + m)). ``prior``: the stored rows of the m keys that have an order; None if orders are not
+        stored. ``lives``: marks the live keys. ``prior_order``: int64[m, width].
         """
         n = events.num_rows
         if self.ranks_base:
@@ -179,7 +181,10 @@ class RankedWord:
     breaks: bool
     """Whether the word only breaks ties."""
     hidden: tuple[tuple[int, str], ...]
-    """The stored word and its hidden column: one pair, or with versions of cells one pair for each part."""
+    """Pairs of a stored word and its hidden column.
+
+    There is one pair or, with versions of cells, one pair for each part.
+    """
 
 
 class MergeOrders:
@@ -213,7 +218,8 @@ class MergeOrders:
         spans, fields = [], []
         self._ranked: list[tuple[int, pa.Field, int]] = []
         self._at: dict[str, tuple[int, int, pa.Field]] = {}
-        # An order may be missing for a cell, or for a row whose orders are all in its groups.
+        # The order of a cell can be missing. The order of a row can be missing if all its order columns belong to
+        # column groups.
         self.flags = cells or spec.deletes == "group"
         for number, group in enumerate(merging.groups[:1] if cells else merging.groups):
             begin = self.event_word_count
@@ -246,7 +252,8 @@ class MergeOrders:
         self, field: pa.Field, group: int, nullable: bool, tie: bool = False, flagged: bool = False
     ) -> None:
         """Add the words of a column, or one word for its rank."""
-        # An unset order is the least word. If a value or null may have that word too, a flag tells them apart.
+        # An unset order is the least word. If a value or a null can have the least word, a flag distinguishes it from
+        # an unset order.
         may_be_least = nullable or (is_word_type(field.type) and needs_null_flag(field.with_nullable(True)))
         field, flagged = field.with_nullable(nullable), flagged and self.flags and may_be_least
         if is_word_type(field.type):
@@ -298,9 +305,10 @@ class MergeOrders:
     def write_ranked_words(
         self, events: pa.RecordBatch, gone: Flags, order: Ints, prior: pa.Table | None, prior_order: Ints
     ) -> None:
-        """Compute the words that are ranks, for events and stored keys, and write them in place. O((n + g) log).
+        """Compute the words that are ranks, for events and stored keys, and write them in place.
 
-        ``prior``: the hidden columns of all keys, with nulls for keys without state. ``prior_order``: int64[g, words].
+        O((n + g) log (n + g)). ``prior``: the hidden columns of all keys, with nulls for keys without state.
+        ``prior_order``: int64[g, words].
         """
         for each in self.ranks:
             column = events.column(each.field.name)
@@ -321,9 +329,10 @@ class MergeOrders:
         return any(events.column(field.name).null_count for field in self.merging.groups[0].order)
 
     def build_order_column(self, name: str, running: Ints) -> pa.Array | None:
-        """Decode the orders after events, int64[m, words] of `kernels.walk`, to an order column of the row. O(m).
+        """Decode the orders after events to an order column of the row.
 
-        Return None for a ranked column, whose values are in a hidden column.
+        The orders are an int64[m, words] of `kernels.walk`. O(m).
+        Return None for a ranked column, because its values are in a hidden column.
         """
         begin, end, field = self._at[name]
         if not is_word_type(field.type):

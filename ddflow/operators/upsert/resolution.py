@@ -1,8 +1,8 @@
 """Resolve the events of one input in a step, and build its updates.
 
-A pass over hashes and order words finds the verdict of each row and the versions of each key. It reads no other
-columns. Updates are in the order of rows. The columns of updates and of the change are gathered when they are first
-read.
+A pass over hashes and order words finds the verdict of each row and the versions of each key. The pass reads no
+columns, only hashes and order words. Updates are in the order of rows. The columns of updates and of the change are
+gathered when they are first read.
 
 Guarantees: resolution leaves the state unchanged. `RunningUpsert.apply` applies the changes later.
 """
@@ -88,7 +88,8 @@ class FullRows:
         state, gone = self.state, self.keyed.gone
         columns = list(map(self.keyed.columns.__getitem__, state.given))
         shape = state.output_arrangement.slots.pool.shape
-        # Ignore nulls that only deletions have, except in exact key columns, from which a retraction may take its key.
+        # Ignore nulls that only deletions have, but not in exact key columns, because a retraction may take its key
+        # from an exact key column.
         nulls = [
             name
             for name, column in zip(shape.names, columns, strict=True)
@@ -105,7 +106,10 @@ class FullRows:
         return self.rows.column(name[7:])
 
     def count_verdicts(self, outcome: Any, counts: Ints) -> tuple[Ints, Flags | None]:
-        """Return int64[8], the number of events by verdict, and each event's verdict (None if rows are events)."""
+        """Return int64[8], the number of events with each verdict, and the verdict of each event.
+
+        The verdicts are None if each row is an event.
+        """
         absent = self.keyed.absent
         return counts - np.bincount((outcome[absent] >> OUTCOME) & 7, minlength=8) if absent.size else counts, None
 
@@ -132,9 +136,9 @@ class FullRows:
         return gather_table(arranged.prepare_row_pool(), self.keyed.prior.reference[groups], arranged.schema)
 
     def _rank_orders(self, order: Order) -> None:
-        """Compute words for orders that have none: ranks among the events and the stored state of their keys."""
+        """Compute the order words that are ranks among the events and the stored state of their keys."""
         prior = self.keyed.prior
-        # Ignore expired tombstones, because a merge may have removed their rows.
+        # Ignore expired tombstones, because a merge has possibly removed their rows.
         held = (prior.reference != 0) & (prior.reference & LAPSED == 0)
         groups = np.flatnonzero(held) if order.keeps else np.empty(0, np.int64)
         old = prior.order[groups] if order.keeps else np.empty((0, order.event_word_count), np.int64)
@@ -162,7 +166,7 @@ class FullRows:
             f"a step of {self.state.bound.name!r}",
             f"the key {key} has two events of order {order} at time {time}",
             ErrorText(
-                "mend the feed, or choose ", Option("tie", "last"), ", 'first' or 'greatest'; nothing was changed"
+                "fix the feed, or choose ", Option("tie", "last"), ", 'first' or 'greatest'; nothing was changed"
             ),
             input=self.state.bound.name,
         )
@@ -280,12 +284,12 @@ class Resolved:
         return self.rows.winner_orders(self.out, rows)
 
     def column_from_events(self, name: str) -> pa.Array | None:
-        """Build a column of the updates from the events that caused them, if their values are exactly the same.
+        """Build a column of the updates from the events that caused them, if both have exactly the same values.
 
-        Return None if there are few updates, the values may differ, or the type is not 64 bits wide. O(events).
+        Return None if there are few updates, the values possibly differ, or the type is not 64 bits wide. O(events).
         """
         state, hashes = self.upsert, NONE
-        # A few values are gathered with the other columns, in one kernel.
+        # If there are few values, they are gathered together with the other columns, in one kernel.
         if self.diffs.size < SMALL or not (name in state.exact or self._can_unhash_column(name)):
             return None
         column = self.rows.column(name)
@@ -304,9 +308,9 @@ class Resolved:
         return pa.Array.from_buffers(column.type, out.size, [None, pa.py_buffer(out)], 0)
 
     def _can_unhash_column(self, name: str) -> bool:
-        """Return whether the values of a column can be computed back from row hashes.
+        """Return whether the values of a column can be computed from row hashes.
 
-        This needs a column without nulls, because null has a hash, too.
+        The values can be computed only for a column without nulls, because a null has a hash like any value.
         """
         return name == self.upsert.hashed and not self.pool.holes >> self.pool.at[name] & 1
 
@@ -332,7 +336,7 @@ class Resolved:
     def _build_stored_columns(self, out: Outcomes) -> list[Column]:
         """Build the rows of versions.
 
-        Columns with reversible hashes are computed back from these; other columns are gathered by reference.
+        A column with a reversible hash is computed from its hashes. Other columns are gathered by reference.
         """
         state, words = self.upsert, dict[str, Column]()
         if out.row.size >= SMALL:
@@ -361,7 +365,7 @@ class Resolved:
         high, low, live = out.high, out.low, out.live
         time = repeat_value(int(self.keyed.times[-1]), versions, np.int64) if self.keyed.settled else out.time
         if versions < self.out.high.size // 2 // len(self.spans):
-            # A slice would keep the whole array in memory.
+            # Copy the rows, because a slice would keep the whole array in memory.
             high, low, live = high.copy(), low.copy(), live.copy()
             time = time if self.keyed.settled else time.copy()
         batch = Batch(high, low, time, live, NONE, words, rows)

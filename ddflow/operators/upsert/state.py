@@ -1,4 +1,4 @@
-"""Keep the state of an upsert input: one live row for each key, with the order of the event that set it.
+"""Keep the state of an upsert input: one live row for each key, with the order of the event that set the row.
 
 Guarantees: the arrangement equals the sum of the updates of all steps. The arrangement stays unchanged until the whole
 step is computed.
@@ -64,9 +64,12 @@ class UpsertState(ReadableNode):
         self.order = build_order(bound)
         stored = pa.schema([*bound.row_schema, *self.order.hidden])
         self.hidden = frozenset(field.name for field in self.order.hidden)
-        """The columns that the arrangement has and the row lacks."""
+        """The columns that the arrangement has in addition to the columns of the row."""
         self.contents: int | None = None
-        """In a step of full contents, the arrival number of the first event generated for an absent key; else None."""
+        """The arrival number of the first event that was generated for an absent key in a step of full contents.
+
+        None in other steps.
+        """
         self.wide, self.arena = has_two_word_identities(bound.key_schema), Arena()
         self.arrangements = (Arrangement(stored, self.wide, self.order.words, self.order.keeps),)
         self.tracked = bound.tracked
@@ -83,13 +86,14 @@ class UpsertState(ReadableNode):
         # Equal keys of these types have equal bytes, so the key of a retraction can be taken from the event.
         exact = [n for n in bound.spec.key if is_word_type(bound.key_schema.field(n).type)]
         self.exact = {n for n in exact if not pat.is_floating(bound.key_schema.field(n).type)}
-        # These hashes are bijective, so their column can be computed back: a key of one word, or a single value column.
+        # The hash of a key of one word, or of a single value column, is bijective. Therefore the column can be computed
+        # from the hash.
         alone = [] if self.wide else bound.spec.key, bound.tracked if bound.merging is None else []
         self.identity, self.hashed = (self._find_word_column(row, names) for names in alone)
 
     @staticmethod
     def _find_word_column(row: pa.Schema, names: Sequence[str]) -> str | None:
-        """Return the name of the only column, if its equal values have equal 64-bit words; else None."""
+        """Return the name of the only column if equal values of it have equal 64-bit words. Otherwise return None."""
         kinds = [row.field(name).type for name in names]
         return (
             names[0]
@@ -126,7 +130,7 @@ class UpsertState(ReadableNode):
 
 
 def walk_live_keys(arranged: Arrangement) -> Iterator[tuple[Words, Words, Ints]]:
-    """Yield the identities (high, low) of all live keys and references to their rows, in ascending ranges.
+    """Yield the identities (high, low) of all live keys, and references to the keys' rows, in ascending ranges.
 
     O(keys) in memory, O(versions) on disk. The arrangement must not change during the iteration.
 

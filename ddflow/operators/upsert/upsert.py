@@ -1,10 +1,10 @@
 """Run the upsert operator: turn events into differences from the stored rows.
 
 `resolve` computes a `Resolved` for the events, and `apply` stores its changes. Rows are compared only by hashes and
-order words, so a no-op never reads the other columns. (McSherry, "Upserts in differential dataflow";
-differential-dataflow's ``arrange_from_upsert``.)
+order words, so the other columns of a no-op are never read. See McSherry, "Upserts in differential dataflow", and
+``arrange_from_upsert`` of differential-dataflow.
 
-Guarantees: the sum of the differences up to any time has one row for each live key: its winning row. No state changes
+Guarantees: the sum of the differences up to any time has one row for each live key, the winning row. No state changes
 until the whole step has been computed for all inputs.
 """
 
@@ -37,11 +37,11 @@ class RunningUpsert(UpsertState):
     """
 
     def require_keys(self, asked: str, error: type[DdflowError] = SpecError) -> Self:
-        """Return this input. Inputs without keys raise ``error`` here."""
+        """Return this input. An input without keys would raise ``error``."""
         return self
 
     def resolve(self, events: Events, times: Ints, since: int, winners: bool = True) -> Resolved:
-        """Compute the outcome of events. The state stays unchanged.
+        """Compute the verdicts and the updates that result from events. The state stays unchanged.
 
         ``times``: the step's distinct times, ascending. ``since``: the value of ``since`` after the step. ``winners``:
         whether a caller needs `Resolved.winner_orders`. O(n) expected. Raises `TieRefused` under ``tie="error"``.

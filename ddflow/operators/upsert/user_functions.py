@@ -1,7 +1,7 @@
 """Call user functions in a step: mergers and state machines.
 
-A merger computes the merged columns of a row. A state machine computes one column, from its transitions or with a
-function.
+A merger computes the merged columns of a row. A state machine computes one column, from a table of transitions or with
+a function.
 
 Guarantees: a function gets the events of a key in their order. An error names the key and leaves the state unchanged.
 """
@@ -38,7 +38,7 @@ from ddflow.plan.merge.user_function import (
 
 
 def compute_merged_columns(of: WalkedEvents) -> dict[str, Ints | pa.Array]:
-    """Compute the merged columns by key and time, as references or cells like `fold_cells`.
+    """Compute the merged columns by key and time. As in `fold_cells`, the result has references or cells.
 
     O(events), plus the cost of the function. Raises `MergerFailed`; the state stays unchanged.
 
@@ -112,7 +112,10 @@ def _build_event_rows(of: WalkedEvents, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def fill_orders_from_prior(of: WalkedEvents, field: pa.Field) -> pa.Array:
-    """Replace nulls in an order column of the events with the stored order of their key. O(n), O(1) without nulls."""
+    """Replace nulls in an order column of the events with the stored order of their key.
+
+    O(n), or O(1) if there are no nulls.
+    """
     column, steps, n = of.events.rows.column(field.name), of.steps, of.events.times.size
     if not column.null_count:
         return column
@@ -142,7 +145,10 @@ def fill_orders_from_prior(of: WalkedEvents, field: pa.Field) -> pa.Array:
 
 
 def build_first_order_column(of: WalkedEvents, field: pa.Field) -> pa.Array:
-    """Return an order column for rows whose first event counts: its order, or the inherited order. O(events)."""
+    """Return an order column for rows whose first event counts.
+
+    The order is that of the first event, or the inherited order. O(events).
+    """
     made = of.fold_column(MergedColumn(field.name, first(), field, 0))
     assert isinstance(made, np.ndarray)
     at = made[of.places]
@@ -180,12 +186,12 @@ def _fold_by_function(of: WalkedEvents) -> dict[str, Ints | pa.Array]:
         )
     except Exception as error:
         found = f"it raised {type(error).__name__}: {str(error)[:500]}"
-        raise MergerFailed(asked, found, "mend it; nothing was changed") from error
+        raise MergerFailed(asked, found, "fix the function; nothing was changed") from error
     if code != FINE:
         key = row_values(of.events.rows.select(list(bound.spec.key)), int(row))
         found, remedy = {
-            CHANGED: (f"it changed one of {fixed}", "leave key and order columns as they are given"),
-            NULL: (f"it left null in one of {required}", "set what may not be null, and its flag to False"),
+            CHANGED: (f"it changed one of {fixed}", "do not change key and order columns"),
+            NULL: (f"it left null in one of {required}", "set these columns, and their null flags to False"),
         }[code]
         raise MergerFailed(asked, f"for the key {key} {found}", f"{remedy}; nothing was changed")
     for name in schema.names:
@@ -248,8 +254,8 @@ def run_state_machine(of: WalkedEvents) -> dict[str, pa.Array]:
             raise IllegalTransition(
                 machined.asked,
                 f"the key {key(row)} is in {machined.automaton.states[state].as_py()!r}, from which "
-                f"{row_values(rows.select([machined.machine.on]), row)} leads nowhere",
-                "name the transition, or use otherwise='stay' or 'drop'; nothing was changed",
+                f"{row_values(rows.select([machined.machine.on]), row)} has no transition",
+                "add the transition, or use otherwise='stay' or 'drop'; nothing was changed",
             )
     else:
         secret = of.upsert.secret

@@ -1,9 +1,9 @@
 """Walk a step's events: decide which column groups each event changes, and find the cells to fold.
 
 Events are sorted by key and time, and within a (key, time) in the order of the fold. The walk returns the
-effect of each event on each column group, and the order words of its key after the event. Different kernels walk for
-orders of rows, of groups and of cells; their results must agree. If order words are valid for one step only, they are
-computed here, together with words for the stored orders.
+effect of each event on each column group, and the order words of its key after the event. There are separate kernels
+for orders of rows, for orders of column groups and for orders of cells. The results of these kernels must agree. Order
+words that are valid for one step only are computed here, together with words for the stored orders.
 
 Cells are gathered from events, from batches of the state, and from a row of nulls. ``merged`` folds the columns.
 
@@ -41,9 +41,10 @@ from ddflow.plan.merge.strategy import ORDER_FREE, last, last_non_null
 from ddflow.time import format_time
 
 LATER = {"first": last(), "first_non_null": last_non_null()}
-"""The strategies that replace others in the fold if cells have versions.
+"""Some strategies, each with the strategy that replaces it in the fold if cells have versions.
 
-In that case the walk may take an earlier event after a later one, and its cell must replace the other.
+With versions of cells, the walk sometimes takes an event that is earlier than an event it took before. The cell of the
+earlier event must then replace the cell of the later event.
 """
 
 
@@ -51,7 +52,7 @@ class WalkedEvents:
     """The walked events of a step, before the fold."""
 
     def __init__(self, state: UpsertState, keyed: KeyedEvents) -> None:
-        """Walk the events without folding them."""
+        """Walk the events, but do not fold them."""
         self.upsert, self.keyed = state, keyed
         self.events, self.times, self.prior, self.gone = keyed.events, keyed.times, keyed.prior, keyed.gone
         order, merging = state.order, state.bound.merging
@@ -70,7 +71,7 @@ class WalkedEvents:
         self.cells = np.where(live, prior & ~np.int64(OCCUPIED | LIVE), NOTHING)
         self._walk_events()
         self.action = self.taken.action
-        """The effects of events, as the fold uses them: those of the walk, without ignored events."""
+        """The effects of events that the fold uses: those that the walk found, without ignored events."""
 
     def _sort_events(self, order: MergeOrders) -> EventsByKey:
         """Sort the events by key and time, in the order of the fold."""
@@ -110,7 +111,7 @@ class WalkedEvents:
         return np.argsort(rank, kind="stable") if self.times.size > 1 else np.arange(rank.size)
 
     def _walk_events(self) -> None:
-        """Decide which events are folded or ignored, and compute the order of each key after them."""
+        """Decide which events are folded or ignored, and compute the order of each key after these events."""
         order, rows, spec = self.order, self.events.rows, self.upsert.bound.spec
         n, m = self.events.times.size, self.steps.key_times.size - 1
         groups, words = len(self.merging.groups), order.event_word_count * order.parts
@@ -177,7 +178,7 @@ class WalkedEvents:
             raise self.build_tie_error(refused)
 
     def _has_plain_cells(self, rule: WalkRules) -> bool:
-        """Return whether cells are compared by one column without nulls, and only the latest event of a cell counts."""
+        """Return whether cells are compared by one column without nulls and only the latest event of a cell counts."""
         columns, width = self.order.columns, self.order.event_word_count
         single = width == 1 or (len(columns) == 1 and width == columns[0, 2] - columns[0, 1])
         return single and rule.tie == LAST and not rule.inherits and not self._list_value_rules_by_column().any()
@@ -200,7 +201,7 @@ class WalkedEvents:
         return out
 
     def _compute_cell_words(self) -> CellValues:
-        """Convert the cells to words, if cells decide ties."""
+        """Convert the cells to words if cells decide ties."""
         cells, n, g = len(self.merging.columns), self.events.times.size, self.status.size
         if self.order.tie != GREATEST:
             nothing = np.empty((cells, 0), np.int64), np.empty((cells, 0), np.uint8)
@@ -256,7 +257,10 @@ class WalkedEvents:
 
     @cached_property
     def _cell_pool(self) -> tuple[RowPool, int]:
-        """The pool of cells: events as batch 0, stored batches, and a row of nulls; and the last batch's number."""
+        """The pool of cells, and the number of its last batch.
+
+        The pool has the events as batch 0, the stored batches, and a row of nulls.
+        """
         arranged, rows = self.upsert.output_arrangement, self.events.rows
         n, columns = rows.num_rows, []
         for field in arranged.schema:
@@ -287,9 +291,9 @@ class WalkedEvents:
         time = format_time(int(self.events.times[row]), bound.time_type)
         return TieRefused(
             f"a step of {bound.name!r}",
-            f"the key {key} has another event of the order {order}, at time {time}",
+            f"the key {key} has a second event of order {order}, at time {time}",
             ErrorText(
-                "mend the feed, or choose ", Option("tie", "last"), ", 'first' or 'greatest'; nothing was changed"
+                "fix the feed, or choose ", Option("tie", "last"), ", 'first' or 'greatest'; nothing was changed"
             ),
             input=bound.name,
         )

@@ -1,7 +1,7 @@
 """Bind the spec of an upsert input to its schema.
 
-Invariant: every binding can run, because the names and types of all columns are checked here. A binding derives the
-row's columns, and marks the events of a batch that delete or lack a key. It keeps no batches.
+Invariant: this file checks the names and types of all columns, so every binding can run. A binding derives the row's
+columns, and marks the events of a batch that are deletes or lack a key. A binding stores no batches.
 
 >>> import pyarrow as pa
 >>> from ddflow.plan.inputs.spec import Upsert, tombstone
@@ -46,9 +46,9 @@ class BoundInput:
     row_schema: pa.Schema
     time_type: pa.DataType
     format: Format | None = None
-    """The format of its messages; None if the input takes rows."""
+    """The format of the input's messages, or None if the input takes rows."""
     guessed: frozenset[str] = frozenset()
-    """Columns that the flow does not declare: a run or `evolve` added them."""
+    """Columns that the flow does not declare. A run or `evolve` added these columns."""
 
     stale_output: ClassVar[Any] = None
     unique: ClassVar[bool]
@@ -56,7 +56,7 @@ class BoundInput:
 
     @cached_property
     def message_target(self) -> MessageTarget:
-        """The target that messages are decoded to: the newest row of each key, or every row of a history."""
+        """The result of decoding messages: either the newest row of each key, or every row of a history."""
         spec, schema, format = self.spec, self.schema, self.format
         assert format is not None
         own = list_format_columns(format)
@@ -82,7 +82,7 @@ class BoundInput:
 
     @property
     def fixed_type_columns_by_option(self) -> dict[str, Sequence[str | None]]:
-        """The columns with types that never change, because they decide between events; by option."""
+        """For each option, the columns that decide which event wins. Their types never change."""
         return {"time": [self.spec.time]}
 
     @property
@@ -93,7 +93,7 @@ class BoundInput:
         )
 
     def mark_events_without_key(self, batch: pa.RecordBatch) -> Flags:
-        """Mark events without a key, or without a diff: uint8[n].  O(n) only if a column has nulls."""
+        """Mark the events that lack a key or a diff: uint8[n]. O(n) only if a column has nulls."""
         out = np.zeros(batch.num_rows, np.uint8)
         for name in self.spec.key or [DIFF]:
             present = unpack_validity(batch.column(name))
@@ -104,17 +104,18 @@ class BoundInput:
 
 @dataclass(frozen=True, kw_only=True)
 class BoundUpserts(BoundInput):
-    """A result of `bind_upserts`; see the header.  Fields of ``key_schema`` are nullable only if null keys are kept."""
+    """A spec of upserts, bound by `bind_upserts`.  Fields of ``key_schema`` are nullable only with
+    ``null_key="keep"``."""
 
     spec: Upsert
     key_schema: pa.Schema
     tracked: list[str]
-    """Columns that count when deciding if a row changes: ``track``, or all but the key and ``noop_ignore``."""
+    """Columns that are compared to decide if a row changed: ``track``, or all but the key and ``noop_ignore``."""
     tombstone: pa.Scalar | None
     condition: Expression | None
     where: Expression | None
     merging: BoundMerge | None = None
-    """The merge that folds events; None if events replace the row."""
+    """The merge that folds events, or None if events replace the row."""
 
     has_stored_rows: ClassVar[bool] = True
     """Whether the state stores the input's rows."""
@@ -123,29 +124,29 @@ class BoundUpserts(BoundInput):
 
     @property
     def non_null_columns(self) -> list[str]:
-        """The columns of events that must not be null; an event with a null there is bad."""
+        """The columns of events that must not be null. An event with a null in one of these columns is bad."""
         return [] if self.spec.null_key == "keep" else list(self.spec.key)
 
     @property
     def missing_part_name(self) -> str:
-        """The name of the missing part of a bad event, for messages."""
+        """What a bad event lacks, as text for error messages, for example ``the key ['id']``."""
         return f"the key {list(self.spec.key)}"
 
     @property
     def replacement_key(self) -> tuple[str, ...] | None:
-        """The key whose row each later event replaces; None if a merge folds events in another way."""
+        """The key if each event replaces the row of its key, or None if a merge combines each event with the row."""
         replacing = self.spec.merge is None or self.spec.merge == Merge(default=last())
         return tuple(self.spec.key) if replacing else None
 
     @property
     def formulas(self) -> dict[str, Expression]:
-        """The expressions to compute for events, by option."""
+        """For each option that contains an expression: the expression, which is computed for events."""
         given = {"delete": self.condition, "where": self.where}
         return {option: each for option, each in given.items() if each is not None}
 
     @property
     def fixed_type_columns_by_option(self) -> dict[str, Sequence[str | None]]:
-        """The columns with types that never change, because they decide between events; by option."""
+        """For each option, the columns that decide which event wins. Their types never change."""
         spec = self.spec
         return {
             "key": spec.key,
@@ -158,13 +159,16 @@ class BoundUpserts(BoundInput):
 
     @property
     def event_columns(self) -> list[str]:
-        """The columns of an event in outputs of ``stale=``: the row's columns, or the columns a machine receives."""
+        """The columns of an event in outputs of ``stale=``.
+
+        If the input has a machine, these columns are the columns that the machine receives.
+        """
         machine = self.merging.machine if self.merging is not None else None
         return self.row_schema.names if machine is None else machine.told
 
     @property
     def stale_output(self) -> tuple[str, pa.Schema] | None:
-        """The output that ``stale=`` adds: its name and columns, in the types of events."""
+        """The name and the columns of the output that ``stale=`` adds.  The columns have the types of the events."""
         given = [self.schema.field(name) for name in self.event_columns]
         if self.spec.stale == "mark":
             return f"{self.name}.events", pa.schema([*given, pa.field("_stale", pa.bool_(), nullable=False)])
@@ -179,7 +183,7 @@ class BoundUpserts(BoundInput):
         return build_event_schema(self.schema, self.merging)
 
     def add_event_columns(self, events: pa.RecordBatch, names: list[str]) -> pa.RecordBatch:
-        """Convert events to the columns of `build_event_schema`.  ``names``: the columns of their batch.  O(n)."""
+        """Convert events to the columns of `build_event_schema`. ``names``: the columns of the events' batch. O(n)."""
         if self.merging is None:
             return events
         lacks = self.format is not None and self.format.leaves_out
@@ -191,7 +195,7 @@ class BoundUpserts(BoundInput):
         return [*self.spec.key, *([self.spec.time] if self.spec.time else [])]
 
     def mark_deletes(self, batch: pa.RecordBatch) -> Flags:
-        """Mark the events that delete, by ``delete=`` or a false ``where=``: uint8[n].  O(n)."""
+        """Mark the events that are deletes by ``delete=``, or because ``where=`` is false: uint8[n]. O(n)."""
         out = self._mark_deletes_by_option(batch)
         if self.where is None:
             return out
@@ -216,14 +220,14 @@ class BoundUpserts(BoundInput):
 
 
 def list_format_columns(format: Format | None) -> set[str]:
-    """List the columns that a format adds to events; they are not part of rows."""
+    """List the columns that a format adds to events. The columns are not part of rows."""
     return set() if format is None else {*(name for name, _ in format.order), DELETED, ABSENT, BAD}
 
 
 def bind_upserts(name: str, schema: pa.Schema, spec: Upsert, format: Format | None = None) -> BoundUpserts:
-    """Bind a spec to its input's schema.  ``format``: the format that added the schema's last columns.  O(columns).
+    """Bind a spec to the schema of its input. ``format``: the format that added the last columns of the schema.
 
-    Raises `SpecError` or `ExpressionError`, naming the column.
+    O(columns). Raises `SpecError` or `ExpressionError`. The message names the column.
     """
     check_name_and_spec(name, spec)
     own = list_format_columns(format)
@@ -238,7 +242,9 @@ def bind_upserts(name: str, schema: pa.Schema, spec: Upsert, format: Format | No
         lost = [n for n in columns if n not in wanted]
         if lost:
             raise SpecError(
-                Option(option) + f" of {name!r}", f"the columns {lost} are not in the row", f"it has {wanted}"
+                Option(option) + f" of {name!r}",
+                f"the columns {lost} are not in the row",
+                f"the columns of the row are {wanted}",
             )
     keep_null = spec.null_key == "keep"
     condition = _compile_condition(spec.delete if isinstance(spec.delete, str) else None, schema, f"delete of {name!r}")
@@ -260,10 +266,10 @@ def bind_upserts(name: str, schema: pa.Schema, spec: Upsert, format: Format | No
 
 
 def check_name_and_spec(name: Any, spec: Any) -> None:
-    """Raise `SpecError` if an input's name is not text or its spec is not an `Upsert`."""
+    """Raise `SpecError` if the name of an input is not text, or if its spec is not an `Upsert`."""
     if not isinstance(name, str) or not isinstance(spec, Upsert):
-        found = f"it is given the name {name!r:.200} and the spec {spec!r:.200}"
-        raise SpecError("an input of a flow", found, "give a name as text, a schema, and dd.Upsert(...)")
+        found = f"its name is {name!r:.200} and its spec is {spec!r:.200}"
+        raise SpecError("an input of a flow", found, "pass a name as text, a schema, and dd.Upsert(...)")
 
 
 def _compile_condition(text: str | None, schema: pa.Schema, what: str) -> Expression | None:
@@ -271,7 +277,10 @@ def _compile_condition(text: str | None, schema: pa.Schema, what: str) -> Expres
 
 
 def check_columns(name: str, schema: pa.Schema, spec: Any, own: set[str]) -> None:
-    """Refuse missing columns and columns of a wrong type.  ``own``: the format's columns.  Raises `SpecError`."""
+    """Refuse missing columns and columns of a wrong type. ``own``: the columns that the format adds.
+
+    Raises `SpecError`.
+    """
     tombstone = [spec.delete.column] if isinstance(spec.delete, Tombstone) else []
     named = {
         "key": spec.key,
@@ -287,7 +296,7 @@ def check_columns(name: str, schema: pa.Schema, spec: Any, own: set[str]) -> Non
         if schema.get_field_index(f"_order_{column}") >= 0:
             raise SpecError(
                 ErrorText(Option("order_by"), f" of {name!r}"),
-                f"there is a column '_order_{column}', under which the order of a key is kept",
+                f"there is a column '_order_{column}', but ddflow stores the order of a key under that name",
                 "rename that column in the input",
             )
     for option, columns in named.items():
@@ -302,9 +311,11 @@ def _check_column_types(name: str, schema: pa.Schema, spec: Any, own: set[str]) 
         )
 
     if nulls := [field.name for field in schema if pat.is_null(field.type)]:
-        remedy = ErrorText("declare what their values will be, as in ", DeclareFix({nulls[0]: "string"}))
-        raise SpecError(f"the schema of {name!r}", f"the columns {nulls} are of the type null: no value fits", remedy)
-    whole = "give the integer column that counts arrivals"
+        remedy = ErrorText("declare the types of their values, as in ", DeclareFix({nulls[0]: "string"}))
+        raise SpecError(
+            f"the schema of {name!r}", f"the columns {nulls} are of the type null, which has no values", remedy
+        )
+    whole = "use the integer column that counts arrivals"
     for option, columns, fits, why, fix in (
         (
             "key",
@@ -314,8 +325,8 @@ def _check_column_types(name: str, schema: pa.Schema, spec: Any, own: set[str]) 
             "use numbers, text, binary, dates, UUIDs, ...",
         ),
         ("order_by", spec.order_by, is_flat_type, "which has no order", "use numbers, text, binary, dates, decimals"),
-        ("seq", [spec.seq], pat.is_integer, "which is no integer", whole),
-        ("time", [spec.time], is_time_type, "which is no time", "use int64, a timestamp or a date; cast it first"),
+        ("seq", [spec.seq], pat.is_integer, "which is not an integer", whole),
+        ("time", [spec.time], is_time_type, "which is not a time", "use int64, a timestamp or a date; cast it first"),
     ):
         for column in columns:
             if column is not None and not fits(schema.field(column).type):
@@ -331,13 +342,16 @@ def _check_column_types(name: str, schema: pa.Schema, spec: Any, own: set[str]) 
                     "tie",
                     column,
                     "which has no order",
-                    ErrorText("leave it out with value=, or use another ", Option("tie")),
+                    ErrorText("omit it with value=, or use another ", Option("tie")),
                     "greatest",
                 )
 
 
 def find_tombstone_value(of: str, schema: pa.Schema, tombstone: Any) -> pa.Scalar | None:
-    """Return the value that deletes; None if ``tombstone`` is no `Tombstone` or has no value.  Raises `SpecError`."""
+    """Return the value that marks a delete. Return None if ``tombstone`` is not a `Tombstone`, or has no value.
+
+    Raises `SpecError`.
+    """
     if not isinstance(tombstone, Tombstone):
         return None
     column, value = tombstone.column, tombstone.value
@@ -346,8 +360,8 @@ def find_tombstone_value(of: str, schema: pa.Schema, tombstone: Any) -> pa.Scala
         if is_text(kind):
             raise SpecError(
                 f"tombstone {column!r} of {of}",
-                "it is a text column and no value is given",
-                ErrorText("say which text deletes: ", TombstoneFix(column, "D")),
+                "it is a text column, but there is no value",
+                ErrorText("name the text that deletes: ", TombstoneFix(column, "D")),
             )
         return None
     try:
@@ -355,6 +369,6 @@ def find_tombstone_value(of: str, schema: pa.Schema, tombstone: Any) -> pa.Scala
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError) as error:
         raise SpecError(
             f"tombstone {column!r} of {of}",
-            f"{value!r} is no value of {kind} ({error})",
-            "give a value of the column's type",
+            f"{value!r} is not a value of {kind} ({error})",
+            "use a value of the column's type",
         ) from None

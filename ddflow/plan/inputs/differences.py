@@ -1,8 +1,8 @@
 """Declare an input of differences, and bind its spec to a schema.
 
-Invariant: every binding can run. Rows have no key, so no event wins over another. Equal rows are one row with a
-multiplicity, possibly negative, and only a row with a negative diff retracts. The diff of a row is computed once, on
-admission, and then carried in a column.
+Invariant: every binding can run. Rows have no key, so no event wins over another event. Equal rows count as one row
+with a multiplicity, which may be negative. Only a row with a negative diff is a retraction. The diff of a row is
+computed once, on admission, and then stored in a column of the event.
 
 >>> schema = pa.schema({"city": pa.string(), "_change_type": pa.string(), "_commit_version": pa.int64()})
 >>> bound = bind_differences("log", schema, Differences(delta_cdf))
@@ -33,14 +33,14 @@ from ddflow.plan.merge.checks import check_option_values
 
 CHOICES: Final[dict[str, tuple[str, ...]]] = {"late": ("error", "drop", "advance"), "null_key": ("error", "drop")}
 NONE: Final = pa.field(DIFF, pa.int64())
-"""The column of diffs of events; a null diff makes the event bad."""
+"""The event column that contains the diff.  An event with a null diff is bad."""
 
 
 class ChangeFeed(NamedTuple):
-    """A rule that turns rows of a change feed into differences; `FEEDS` lists all rules."""
+    """A rule that turns rows of a change feed into differences. `FEEDS` lists all rules."""
 
     sql: str
-    """SQL of the diff, over the feed's columns."""
+    """The SQL that computes the diff from the feed's columns."""
     drops: tuple[str, ...]
     """Columns of the feed that are not part of the row."""
 
@@ -50,7 +50,10 @@ delta_cdf: Final = ChangeFeed(
     "when 'update_preimage' then -1 when 'delete' then -1 end",
     ("_change_type", "_commit_version", "_commit_timestamp"),
 )
-"""The change feed of a table of Delta Lake: its change types are diffs, and rows leave out its three columns."""
+"""The change feed of a Delta Lake table.
+
+The change type of each row determines its diff. The three columns of the feed are not part of rows.
+"""
 FEEDS: Final = {"delta_cdf": delta_cdf}
 """The known feeds, by their names in the JSON of plans."""
 
@@ -67,9 +70,9 @@ class Differences:
     null_key: Literal["error", "drop"] = "error"
     value: Sequence[str] | None = None
     key: Sequence[str] = ()
-    """With messages: the columns that identify the row of a delete."""
+    """For an input of messages: the columns by which a delete message identifies its row."""
 
-    # Options of upserts at their defaults, so that callers need not distinguish the two specs.
+    # The options of upserts with their default values. So callers can treat this spec like an `Upsert`.
     order_by: ClassVar[tuple[str, ...]] = ()
     grouped: ClassVar[tuple[Any, ...]] = ()
     seq: ClassVar[None] = None
@@ -92,7 +95,7 @@ class Differences:
         if self.diff == "" or not (self.diff is None or isinstance(self.diff, str) or self.diff in FEEDS.values()):
             self._raise_spec_error(
                 ErrorText(Option("diff"), f" is {self.diff!r:.200}"),
-                "name a column as text, or give SQL, or dd.delta_cdf",
+                "name a column as text, or pass SQL or dd.delta_cdf",
             )
         if self.time is not None:
             check_column_name(self.time, asked, "time")
@@ -101,11 +104,11 @@ class Differences:
             check_column_names(self.value, f"value= of {asked}")
         object.__setattr__(self, "key", parse_column_names(self.key, asked, "key"))
         if not isinstance(self.keep, bool):
-            self._raise_spec_error(Option("keep", self.keep), "give True or False")
+            self._raise_spec_error(Option("keep", self.keep), "use True or False")
         check_option_values(self, CHOICES, self._raise_spec_error)
         if isinstance(self.lateness, bool):
             self._raise_spec_error(
-                Option("lateness", self.lateness), "give a whole number of the time column's unit, 0 or more"
+                Option("lateness", self.lateness), "use a whole number of the time column's unit, 0 or more"
             )
 
     def _raise_spec_error(self, found: str | ErrorTextPart, fix: str | ErrorTextPart) -> NoReturn:
@@ -113,11 +116,14 @@ class Differences:
 
     @property
     def holds_back(self) -> bool:
-        """Whether this input is in hold-back mode, because it names a time column."""
+        """Whether the spec names a time column, so that the input is in hold-back mode."""
         return self.time is not None
 
     def to_json(self) -> str:
-        """Write the spec as JSON for `from_json`: fields in order of declaration, without defaults."""
+        """Write the spec as JSON for `from_json`.
+
+        Fields are in order of declaration, and fields with default values are omitted.
+        """
         given = {each.name: getattr(self, each.name) for each in fields(self)}
         out = {name: value for name, value in given.items() if value != getattr(type(self), name)}
         if isinstance(self.diff, ChangeFeed):
@@ -126,7 +132,7 @@ class Differences:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Read the JSON of ``to_json``.  Raises `SpecError` if it is invalid."""
+        """Read the JSON that ``to_json`` writes. Raises `SpecError` if the JSON is invalid."""
         try:
             given = json.loads(text)
             if isinstance(given.get("diff"), Mapping):
@@ -135,25 +141,28 @@ class Differences:
         except (ValueError, TypeError, KeyError) as error:
             if isinstance(error, SpecError):
                 raise
-            raise SpecError("differences from JSON", str(error), "give what to_json() wrote") from None
+            raise SpecError("differences from JSON", str(error), "pass the result of to_json()") from None
 
 
 @dataclass(frozen=True, kw_only=True)
 class BoundDifferences(BoundInput):
-    """A result of `bind_differences`; see the header.  ``diff``: the expression of the diff; None if all are 1."""
+    """A spec of differences, bound by `bind_differences`.
+
+    ``diff``: the expression that computes the diff, or None if all diffs are 1.
+    """
 
     spec: Differences
     diff: Expression | None
 
     merging: ClassVar[None] = None
     tracked: ClassVar[list[str]] = [TIMES]
-    """The stored columns that count when deciding if a row changes."""
+    """The stored columns that are compared to decide if a row changed."""
     replacement_key: ClassVar[None] = None
     unique: ClassVar[bool] = False
 
     @property
     def null_error(self) -> type[SchemaMismatch | NullKey]:
-        """The error for a row without the columns of `missing_part_name`."""
+        """The class of the error for an event whose key is null or, on an input without a key, whose diff is null."""
         return NullKey if self.spec.key else SchemaMismatch
 
     @property
@@ -163,7 +172,7 @@ class BoundDifferences(BoundInput):
 
     @property
     def key_schema(self) -> pa.Schema:
-        """The partitioning columns of the rows: all of the row."""
+        """The columns that partition the rows: all columns of the row."""
         return self.row_schema
 
     @property
@@ -178,34 +187,37 @@ class BoundDifferences(BoundInput):
         return pa.schema([*(field for field in self.schema if field.name in there), NONE])
 
     def add_event_columns(self, events: pa.RecordBatch, names: list[str]) -> pa.RecordBatch:
-        """Convert events to `event_schema`.  O(n).  Raises `SchemaMismatch` for a diff beyond int64."""
+        """Convert events to the columns of `event_schema`. O(n).
+
+        Raises `SchemaMismatch` for a diff that does not fit int64.
+        """
         if self.diff is None:
             diffs = pa.array(np.ones(events.num_rows, np.int64))
         else:
             try:
                 diffs = self.diff(events).cast(pa.int64())
             except pa.ArrowInvalid as error:
-                remedy = "give an int64; nothing was taken in"
+                remedy = "use an int64; nothing was ingested"
                 raise SchemaMismatch(
-                    f"rows for {self.name!r}", f"a diff leaves int64 ({error})", remedy, input=self.name
+                    f"rows for {self.name!r}", f"a diff overflows int64 ({error})", remedy, input=self.name
                 ) from None
         columns = [events.column(name) for name in self.event_schema.names[:-1]]
         return pa.RecordBatch.from_arrays([*columns, diffs], schema=self.event_schema)
 
     @property
     def required_columns(self) -> list[str]:
-        """The columns that every batch must have: the time, and the columns of the diff's expression."""
+        """The columns that every batch must have: the time, and the columns that the expression of the diff reads."""
         read = () if self.diff is None else self.diff.columns or ()
         return list(dict.fromkeys([*([self.spec.time] if self.spec.time else []), *read]))
 
     @property
     def non_null_columns(self) -> list[str]:
-        """The columns of events that must not be null; an event with a null there is bad."""
+        """The columns of events that must not be null. An event with a null in one of these columns is bad."""
         return list(self.spec.key) if self.diff is None else [DIFF]
 
     @property
     def missing_part_name(self) -> str:
-        """The name of the missing part of a bad event, for messages."""
+        """What a bad event lacks, as text for error messages."""
         given = self.spec.diff
         if self.spec.key:
             return f"the key {list(self.spec.key)}"
@@ -213,39 +225,37 @@ class BoundDifferences(BoundInput):
 
     @property
     def formulas(self) -> dict[str, Expression]:
-        """The expressions to compute for events, by option."""
+        """For each option that contains an expression: the expression, which is computed for events."""
         return {} if self.diff is None or self.spec.diff in self.schema.names else {"diff": self.diff}
 
 
 def bind_differences(name: str, schema: pa.Schema, spec: Differences, format: Format | None = None) -> BoundDifferences:
-    """Bind a spec to its input's schema.  ``format``: the format that added the schema's last columns.  O(columns).
+    """Bind a spec to the schema of its input. ``format``: the format that added the last columns of the schema.
 
-    Raises `SpecError` or `ExpressionError`, naming the column.
+    O(columns). Raises `SpecError` or `ExpressionError`. The message names the column.
     """
     if not isinstance(name, str) or not name:
-        raise SpecError(
-            "an input of a flow", f"it is given the name {name!r:.200}", "give a name as text, and a schema"
-        )
+        raise SpecError("an input of a flow", f"its name is {name!r:.200}", "pass a name as text, and a schema")
     check_column_names(schema.names, f"the schema of {name!r}")
     if bool(spec.key) != (format is not None):
         found = (
-            ErrorText("it has no ", Option("format"), ", and rows have no key")
+            ErrorText("without ", Option("format"), " rows have no key")
             if spec.key
-            else "messages name rows by their key"
+            else "messages identify rows by a key"
         )
         raise SpecError(
             ErrorText(Option("key"), f" of {name!r}"),
             found,
-            ErrorText("leave ", Option("key"), " out")
+            ErrorText("omit ", Option("key"))
             if spec.key
-            else ErrorText("give ", Option("key"), ", as in ", Option("key", "id")),
+            else ErrorText("pass ", Option("key"), ", as in ", Option("key", "id")),
         )
     check_columns(name, schema, spec, list_format_columns(format))
     if format is not None and spec.diff is not None:
         raise SpecError(
             ErrorText(Option("diff"), f" of {name!r}"),
-            "messages say themselves what they do",
-            ErrorText("leave ", Option("diff"), " out"),
+            "each message is one row of a history",
+            ErrorText("omit ", Option("diff")),
         )
     diff, drops = None, [spec.time, BAD] if format is not None else [spec.time]
     if spec.diff is not None:
@@ -255,7 +265,9 @@ def bind_differences(name: str, schema: pa.Schema, spec: Differences, format: Fo
     chosen = None if spec.value is None else {*spec.value, *spec.key, *list_format_columns(format)} - {BAD}
     wanted = [f for f in schema if (f.name not in drops if chosen is None else f.name in chosen)]
     if not wanted:
-        raise SpecError(f"the schema of {name!r}", f"of {schema.names} none is of the row", "name some with value=")
+        raise SpecError(
+            f"the schema of {name!r}", f"none of the columns {schema.names} is part of the row", "name some with value="
+        )
     check_column_names([field.name for field in wanted] + [TIMES] * spec.keep, f"the rows of {name!r}")
     return BoundDifferences(
         name=name,
@@ -269,11 +281,11 @@ def bind_differences(name: str, schema: pa.Schema, spec: Differences, format: Fo
 
 
 def _compile_diff(name: str, sql: str, schema: pa.Schema) -> Expression:
-    """Compile the diff of an input.  Raises `ExpressionError` unless it returns integers."""
+    """Compile the diff of an input. Raises `ExpressionError` if the diff is not an integer."""
     what = f"diff of {name!r}"
     quoted = f"`{sql.replace('`', '``')}`" if sql in schema.names else sql
     made = compile_expression(quoted, schema, what=what)
     if not pat.is_integer(made.type):
-        remedy = "give a column of integers, or SQL such as \"case op when '+' then 1 else -1 end\""
+        remedy = "use a column of integers, or SQL such as \"case op when '+' then 1 else -1 end\""
         raise ExpressionError(f"cannot compile {what}", f"{sql!r} is {made.type}", remedy)
     return made

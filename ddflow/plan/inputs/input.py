@@ -1,7 +1,7 @@
-"""Bind any kind of input: its spec, schema, machine, and the format of its messages.
+"""Bind the spec of any kind of input to the input's schema, machine and message format.
 
-Guarantees: bindings of upserts and of differences have the same properties, so that callers need not distinguish them.
-A format's columns never replace declared columns; a name clash raises `SpecError`.
+Guarantees: bindings of upserts and of differences have the same properties, so that callers can treat both in the same
+way. The columns of a format never replace declared columns. If a name clashes, the error is `SpecError`.
 
 >>> from ddflow.plan.inputs.spec import Upsert
 >>> schema = pa.schema({"id": pa.int64()})
@@ -60,28 +60,31 @@ def bind_input(
 
 
 def bind_machine(name: str, schema: pa.Schema, spec: Upsert, given: Machine) -> BoundUpserts:
-    """Bind a machine to an input's schema and spec.  O(columns).  Raises `SpecError` if they do not fit."""
+    """Bind a machine to an input's schema and spec. O(columns).
+
+    Raises `SpecError` if the machine does not fit the schema and the spec.
+    """
     what = f"the machine of {name!r}"
     if not isinstance(given, Machine):
-        raise SpecError(what, f"{given!r} is no machine", "give dd.Machine(...)")
+        raise SpecError(what, f"{given!r} is not a machine", "pass dd.Machine(...)")
     check_name_and_spec(name, spec)
     unused = [each.name for each in fields(spec) if each.name not in USED and getattr(spec, each.name) != each.default]
     if unused:
         raise SpecError(
             what,
-            f"its spec has {', '.join(f'{each}=' for each in unused)}, which are about rows",
-            f"a machine makes them: leave them out; it goes by {', '.join(USED)}",
+            f"its spec has {', '.join(f'{each}=' for each in unused)}, but the machine makes the rows",
+            f"omit them; a machine uses {', '.join(USED)}",
         )
     if spec.tie == "greatest":
         raise SpecError(
             what,
-            ErrorText(Option("tie", "greatest"), " compares rows, and its events are none"),
+            ErrorText(Option("tie", "greatest"), " compares rows, but the events of a machine are not rows"),
             "use 'last', 'first' or 'error'",
         )
     base = bind_upserts(name, schema, spec)
     if given.on is not None and given.on not in schema.names:
         raise SpecError(
-            what, f"on= names {given.on!r}, and there is no such column", did_you_mean(given.on, schema.names)
+            what, f"on= names {given.on!r}, but there is no such column", did_you_mean(given.on, schema.names)
         )
     if given.on is not None and not is_flat_type(schema.field(given.on).type):
         raise SpecError(what, f"on= names {given.on!r}, which is {schema.field(given.on).type}", "use text or numbers")
@@ -106,7 +109,7 @@ def bind_machine(name: str, schema: pa.Schema, spec: Upsert, given: Machine) -> 
 def bind_format(name: str, schema: pa.Schema, spec: Any, format: Any) -> BoundUpserts | BoundDifferences:
     """Bind a spec to the declared columns of an input and the columns of its format.  O(columns).
 
-    Raises `SpecError` if they do not fit, and `ExpressionError`.
+    Raises `SpecError` if machine, schema and spec do not fit together, and `ExpressionError` for an invalid expression.
 
     >>> from ddflow.connectors.formats import debezium
     >>> from ddflow.plan.inputs.spec import Upsert
@@ -122,34 +125,36 @@ def bind_format(name: str, schema: pa.Schema, spec: Any, format: Any) -> BoundUp
         raise SpecError(
             ErrorText(Option("format"), f" of {name!r}"),
             f"it is {format!r:.99}",
-            "give one of dd.formats, as dd.formats.debezium()",
+            "use one of dd.formats, such as dd.formats.debezium()",
         )
     own = [*(column for column, _ in format.order), DELETED, ABSENT, BAD]
     if taken := [column for column in schema.names if column in own]:
         raise SpecError(
-            ErrorText(Option("format"), f" of {name!r}"), f"the columns {taken} are those of the format", "rename them"
+            ErrorText(Option("format"), f" of {name!r}"),
+            f"the format adds columns of the same names: {taken}",
+            "rename them",
         )
     folded = [column.casefold() for column in schema.names]
     if alike := sorted({each for each in folded if folded.count(each) > 1}):
-        found = f"columns differ by upper and lower case only: {alike}"
+        found = f"columns differ only by upper and lower case: {alike}"
         raise SpecError(
-            ErrorText(Option("format"), f" of {name!r}"), found, "the reader of JSON takes them for one: leave one out"
+            ErrorText(Option("format"), f" of {name!r}"), found, "the reader of JSON ignores case: omit all but one"
         )
     columns = [field.with_nullable(True) for field in schema]
     if isinstance(spec, Differences):
         if format.leaves_out:
-            found = "a row of a history has all of its cells, and unavailable=True leaves some out"
+            found = "a row of a history has all of its cells, but unavailable=True omits some"
             raise SpecError(
                 ErrorText(Option("format"), f" of {name!r}"),
                 found,
-                "leave it out: a message that lacks a cell is bad then",
+                "omit it: a message without a cell is then bad",
             )
         return bind_differences(name, build_events_schema(format, columns, bool(format.order)), spec, format)
     if isinstance(spec.delete, Tombstone):
         remedy = f"write it as SQL, as in delete=\"{spec.delete.column} = 'D'\""
         raise SpecError(
             ErrorText(Option("format"), f" of {name!r}"),
-            ErrorText(Option("delete"), f" is {spec.delete!r}, and the format deletes too"),
+            ErrorText(Option("delete"), f" is {spec.delete!r}, but the format deletes too"),
             remedy,
         )
     ordered = bool(format.order) and not (spec.order_by or spec.groups)
@@ -170,28 +175,30 @@ def format_to_json(format: Format) -> dict[str, Any]:
 
 
 def format_from_json(given: Mapping[str, Any]) -> Format:
-    """Read the JSON of `format_to_json`.  Raises `SpecError` if it is invalid."""
+    """Read the JSON that `format_to_json` writes. Raises `SpecError` if the JSON is invalid."""
     from ddflow.connectors.formats import KINDS
 
     kind = KINDS.get(str(given.get("kind")))
     if kind is None:
-        raise SpecError("a format from JSON", f"its kind is {given.get('kind')!r:.99}", f"there are {sorted(KINDS)}")
+        raise SpecError(
+            "a format from JSON", f"its kind is {given.get('kind')!r:.99}", f"the kinds are {sorted(KINDS)}"
+        )
     options = {name: value for name, value in given.items() if name != "kind"}
     known = {each.name for each in fields(kind) if each.init}
     for name, value in options.items():
         if name not in known:
             raise SpecError(
-                "a format from JSON", f"{name!r:.99} is none of {sorted(known)}", "give what to_json() wrote"
+                "a format from JSON", f"{name!r:.99} is not one of {sorted(known)}", "pass the result of to_json()"
             )
         if isinstance(value, dict):
             options[name] = format_from_json(value) if "kind" in value else AbsentFunction.of_json(value)
         elif not isinstance(value, str | bool):
-            raise SpecError("a format from JSON", f"{name} is {value!r:.99}", "give what to_json() wrote")
+            raise SpecError("a format from JSON", f"{name} is {value!r:.99}", "pass the result of to_json()")
     return kind(**options)
 
 
 class Input(Collection):
-    """An input of a plan: upserts, or differences.  ``bound``: its spec, bound to its schema.
+    """An input of a plan: upserts, or differences. ``bound``: the spec, bound to the schema of the input.
 
     >>> from ddflow.plan.plan import Plan
     >>> Plan().updates("log", {"city": str}).spec.keep
@@ -212,7 +219,7 @@ class Input(Collection):
 
     @property
     def name(self) -> str:
-        """The name of the input; a step passes rows under it."""
+        """The name of the input. A step passes rows under this name."""
         return self.bound.name
 
     @property
@@ -221,18 +228,21 @@ class Input(Collection):
         return self.bound.spec
 
     def find_lookup_columns(self) -> tuple[str, ...] | None:
-        """Return the key of upserts; see `Collection.find_lookup_columns`."""
+        """Return the key of an input of upserts; see `Collection.find_lookup_columns`."""
         return tuple(self.bound.key_schema.names) if self.unique else None
 
     def unique_by(self) -> list[tuple[str, ...]]:
-        """Return the key of upserts; see `Collection.unique_by`."""
+        """Return the key of an input of upserts; see `Collection.unique_by`."""
         key = self.find_lookup_columns()
         return [] if key is None else [key]
 
     def find_never_null_columns(self) -> frozenset[str]:
-        """Add the key columns that refuse nulls; see `Collection.find_never_null_columns`."""
+        """Return the never-null columns, including the key columns that refuse nulls."""
         return super().find_never_null_columns() | {field.name for field in self.bound.key_schema if not field.nullable}
 
     def to_json(self, formulas: Any) -> dict[str, Any]:
-        """Write the name; columns and spec are stored separately, because they may change."""
+        """Write the name.
+
+        The columns and the spec can change while a state exists, so the plan stores them elsewhere.
+        """
         return {"name": self.name}

@@ -1,8 +1,8 @@
 """Declare the spec of an upsert input: its key, its order, its deletes and its options.
 
-Guarantees: an unknown or contradictory option raises an error when the spec is created; for an unknown option, the
-error suggests the nearest name. A spec is an immutable value without a schema or state. A keyed frame pairs a spec with
-a frame of any library.
+Guarantees: an unknown or contradictory option raises an error when the spec is created. For an unknown option, the
+error suggests the most similar name. A spec is an immutable value, and contains no schema and no state. A keyed frame
+pairs a spec with a frame of any library.
 
 >>> spec = Upsert(key="id", order_by=["updated_at"], delete=tombstone("op", "D"))
 >>> Upsert.from_json(spec.to_json()) == spec
@@ -11,7 +11,7 @@ True
 Traceback (most recent call last):
     ...
 ddflow.errors.SpecError: upserts keyed by ['id']: late='drop' has no effect without time=; name the time column, \
-or leave late= out
+or omit late=
 """
 
 import json
@@ -32,7 +32,7 @@ Made = TypeVar("Made")
 
 
 def refuse_unknown_options(made: type[Made]) -> type[Made]:
-    """Make a dataclass raise `SpecError` for an unknown option.  O(options) a call.
+    """Change a dataclass so that an unknown option raises `SpecError`. O(options) a call.
 
     >>> from dataclasses import dataclass
     >>> @refuse_unknown_options
@@ -44,7 +44,8 @@ def refuse_unknown_options(made: type[Made]) -> type[Made]:
     >>> Point(acros=3)
     Traceback (most recent call last):
         ...
-    ddflow.errors.SpecError: Point(acros=...): there is no such option; did you mean 'across'? there are ['across']
+    ddflow.errors.SpecError: Point(acros=...): there is no such option; did you mean 'across'? the options are \
+    ['across']
     """
     init: Any = vars(made)["__init__"]
     kept: Any = made
@@ -55,7 +56,7 @@ def refuse_unknown_options(made: type[Made]) -> type[Made]:
         for name in options:
             if name not in known:
                 asked = f"{made.__name__}({name}=...)"
-                raise SpecError(asked, "there is no such option", did_you_mean(name, known))
+                raise SpecError(asked, "there is no such option", did_you_mean(name, known, "options"))
         init(self, *given, **options)
 
     kept.__init__ = check_and_init
@@ -77,7 +78,7 @@ CHOICES: Final[dict[str, tuple[str, ...]]] = {
     "deletes": get_args(Deletes),
 }
 Groups = tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]
-"""Pairs of a group's order columns and the columns they decide."""
+"""For each group: the order columns of the group, and the other columns of the group."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -92,11 +93,11 @@ class Tombstone:
 
     def __post_init__(self) -> None:
         if not isinstance(self.column, str) or not self.column:
-            remedy = ErrorText("name one column, as text; for several give SQL, as in ", Option("delete", "a or b"))
+            remedy = ErrorText("name one column, as text; for several pass SQL, as in ", Option("delete", "a or b"))
             raise SpecError("dd.tombstone", f"its column is {self.column!r:.200}", remedy)
         if not isinstance(self.value, bool | int | float | str | None):
             remedy = ErrorText(
-                "give one text, number or boolean; for several give SQL, as in ", Option("delete", "op in (1, 2)")
+                "pass one text, number or boolean; for several pass SQL, as in ", Option("delete", "op in (1, 2)")
             )
             raise SpecError(f"dd.tombstone({self.column!r})", f"its value is {self.value!r:.200}", remedy)
 
@@ -106,7 +107,7 @@ class Tombstone:
 
 
 def tombstone(column: str, value: bool | int | float | str | None = None) -> Tombstone:
-    """Mark deletes by a column, in any of the three forms in TrinityLake.
+    """Declare the column that marks deletes, in any of TrinityLake's three forms.
 
     Parameters
     ----------
@@ -129,7 +130,8 @@ def tombstone(column: str, value: bool | int | float | str | None = None) -> Tom
 
     Notes
     -----
-    In all forms a null keeps the row live.  (TrinityLake, "Upsert", Tombstone Key.)
+    In all three forms, an event whose tombstone column is null does not delete the row. (TrinityLake, "Upsert",
+    Tombstone Key.)
     """
     return Tombstone(column, value)
 
@@ -248,13 +250,15 @@ class Upsert:
             both = sorted(set(self.key) & set(getattr(self, name) or ()))
             if both:
                 self._raise_spec_error(
-                    Option(name) + f" names the key columns {both}", "a key is equal among its events: leave it out"
+                    Option(name) + f" names the key columns {both}",
+                    "omit them: all events of a key have equal key columns",
                 )
         for name in ("time", "seq"):
             column = getattr(self, name)
             if column is not None and column in self.key:
                 self._raise_spec_error(
-                    Option(name) + f" names the key column {column!r}", "a key may not change with its events"
+                    Option(name) + f" names the key column {column!r}",
+                    "name another column: all events of a key have equal key columns",
                 )
         if self.seq is not None and self.seq in (*self.order_by, self.time):
             self._raise_spec_error(
@@ -266,17 +270,17 @@ class Upsert:
             lost = [c for c in getattr(self, name) or () if c not in (self.value or ())]
             if lost:
                 self._raise_spec_error(
-                    Option(name) + f" names {lost}, which value= leaves out of the row", "drop them from one"
+                    Option(name) + f" names {lost}, but value= does not", "name them in both, or in neither"
                 )
         if self.track is not None and self.noop_ignore:
             self._raise_spec_error(
-                f"track={list(self.track)} and noop_ignore={list(self.noop_ignore)} both say what is a change",
+                f"track={list(self.track)} and noop_ignore={list(self.noop_ignore)} both choose the columns that count",
                 ErrorText(
-                    "give one of them: ",
+                    "use one of them: ",
                     Option("track"),
-                    " names what counts, ",
+                    " names the columns that count, ",
                     Option("noop_ignore"),
-                    " what does not",
+                    " the columns that do not",
                 ),
             )
 
@@ -286,49 +290,55 @@ class Upsert:
             (
                 self.delete is not None and not isinstance(self.delete, Tombstone | str),
                 ErrorText(Option("delete"), f" is {type(self.delete).__name__}"),
-                "give dd.tombstone(...) or an SQL expression",
+                "use dd.tombstone(...) or an SQL expression",
             ),
             (
                 self.time is None and not self.order_by and not self.groups and self.tie != "last",
                 ErrorText(Option("tie", self.tie), " without ", Option("order_by")),
-                ErrorText("arrival decides there and never ties: name ", Option("order_by")),
+                ErrorText("arrival decides then, and there are no ties: name ", Option("order_by")),
             ),
             (
                 self.stale != "drop" and self.time is not None and self.late != "advance",
                 ErrorText(Option("stale", self.stale), " with ", Option("time")),
-                ErrorText("only ", Option("late", "advance"), " can make an event stale there"),
+                ErrorText("set ", Option("late", "advance"), ": with a time column, only it makes events stale"),
             ),
             (
                 self.tie in ("greatest", "error") and self.seq is not None,
                 ErrorText(Option("seq"), " has no effect under ", Option("tie", self.tie)),
-                "leave it out",
+                "omit it",
             ),
         )
 
     def counts(self, column: str) -> bool:
-        """Tell whether a column counts when deciding if a row changes; key columns never do."""
+        """Tell whether a column is compared to decide if a row changed. Key columns are never compared."""
         if column in self.key:
             return False
         return column not in self.noop_ignore if self.track is None else column in self.track
 
     @property
     def compares_all(self) -> bool:
-        """Whether all non-key columns count when deciding if a row changes, including columns added later."""
+        """Whether all non-key columns are compared to decide if a row changed.
+
+        Columns that are added later are also compared.
+        """
         return self.track is None and not self.noop_ignore
 
     @property
     def holds_back(self) -> bool:
-        """Whether this input is in hold-back mode, because it names a time column."""
+        """Whether the spec names a time column, so that the input is in hold-back mode."""
         return self.time is not None
 
     @property
     def keeps_order(self) -> bool:
-        """Whether to store the order of each key, even after a delete, because an older event may still arrive."""
+        """Whether to store the order of each key even after a delete.
+
+        The order is needed if an older event can still arrive.
+        """
         return self.late == "advance" if self.holds_back else bool(self.order_by or self.seq or self.groups)
 
     @property
     def grouped(self) -> Groups:
-        """``groups`` as pairs of order columns and columns."""
+        """``groups`` as pairs: the order columns, and the columns of the group."""
         return cast("Groups", self.groups)
 
     @property
@@ -338,16 +348,17 @@ class Upsert:
 
     @property
     def merges(self) -> bool:
-        """Whether events are folded cell by cell, instead of replacing the row."""
+        """Whether events are folded into the row cell by cell, instead of replacing the row."""
         return self.merge is not None or bool(self.groups) or self.versions == "cell"
 
     @property
     def order_free(self) -> bool:
-        """Whether results are independent of the order of arrival (docs/semantics.md, section 6).
+        """Whether results are the same for every order of arrival (docs/semantics.md, section 6).
 
-        They are if ``seq`` decides ties, ties are refused, or the greatest row wins (not in a merge of rows).  This
-        holds for full rows, for versions of cells, and in hold-back mode for all merges.  Other merges depend on
-        arrival: with one order for the row, the cells that an older event fills are unknown.
+        Results are the same if ``seq`` decides ties, if ties are refused, or if the greatest row wins. The option that
+        the greatest row wins is not available in a merge of whole rows. The rule about ties applies to full rows and to
+        ``versions="cell"``, and in hold-back mode to all merges. Other merges depend on the order of arrival. The row
+        has only one order, so ddflow cannot know which cells an older event would still fill.
         """
         if self.merges and self.versions != "cell" and (not self.holds_back or self.late == "advance"):
             return False
@@ -357,7 +368,10 @@ class Upsert:
         return self.tie == "error" or greatest or self.seq is not None
 
     def to_json(self) -> str:
-        """Write the spec as JSON for `from_json`: fields in order of declaration, without defaults."""
+        """Write the spec as JSON for `from_json`.
+
+        Fields are in order of declaration, and fields with default values are omitted.
+        """
         out: dict[str, Any] = {}
         for each in fields(self):
             value = getattr(self, each.name)
@@ -372,11 +386,11 @@ class Upsert:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Read the JSON of ``to_json``.  Raises `SpecError` if it is invalid."""
+        """Read the JSON that ``to_json`` writes. Raises `SpecError` if the JSON is invalid."""
         try:
             given = json.loads(text)
             if not isinstance(given, dict):
-                raise ValueError("it is no JSON object")
+                raise ValueError("it is not a JSON object")
             delete = given.get("delete")
             if isinstance(delete, dict):
                 given["delete"] = Tombstone(delete["tombstone"], delete.get("value"))
@@ -391,7 +405,7 @@ class Upsert:
         except (ValueError, TypeError, KeyError) as error:
             if isinstance(error, SpecError):
                 raise
-            raise SpecError("an upsert spec from JSON", str(error), "give what to_json() wrote") from None
+            raise SpecError("an upsert spec from JSON", str(error), "pass the result of to_json()") from None
 
     @cached_property
     def fingerprint(self) -> str:
@@ -401,7 +415,7 @@ class Upsert:
 
 @dataclass(frozen=True)
 class KeyedFrame:
-    """A frame with rows that are upserts.  `keyed` creates it.
+    """A frame whose rows are upserts. `keyed` creates this pair of a frame and a spec.
 
     Attributes
     ----------
@@ -416,7 +430,9 @@ class KeyedFrame:
 
 
 def keyed(rows: Any, spec: Upsert) -> KeyedFrame:
-    """Pair a frame with a spec, so that a query treats its rows as upserts; rows of a bare frame are appended.
+    """Pair a frame with a spec, so that a query treats the rows of the frame as upserts.
+
+    A query treats each row of a frame without a spec as an added row.
 
     Parameters
     ----------
@@ -451,5 +467,5 @@ def keyed(rows: Any, spec: Upsert) -> KeyedFrame:
     ({'id': [1]}, ('id',))
     """
     if not isinstance(spec, Upsert):
-        raise SpecError("a keyed frame", f"its spec is {spec!r:.99}", "give dd.Upsert(key=...)")
+        raise SpecError("a keyed frame", f"its spec is {spec!r:.99}", "pass dd.Upsert(key=...)")
     return KeyedFrame(rows, spec)

@@ -1,11 +1,13 @@
-"""Bind a merge to a schema: the strategy of each column, and the order that decides it.
+"""Bind a merge to a schema: find the strategy of each column, and the order that decides which event counts.
 
-Invariant: each column of the row is a key, an order (it follows the running order of its group), derived, or merged, in
-one group, by a strategy that supports its type. Group 0 is the row itself; under versions of cells every merged column
-is a separate group. All invalid specs are refused here, before any data.
+Invariant: each column of the row has one role: key, order, derived, or merged. In the row, an order column contains the
+current order value of its group. A merged column is in one group, and its strategy supports its type. Group 0 is the
+row itself. With ``versions="cell"`` every merged column is a separate group. This file refuses all invalid specs before
+any data arrives.
 
-The row's types can differ from the events' types: ``dd.collect`` makes lists. If a strategy distinguishes a missing
-column from a null, events carry a flag for it: whether their batch had the column.
+The row's types can differ from the events' types. For example, ``dd.collect`` makes lists. Some strategies distinguish
+a missing column from a null. For a column with such a strategy, each event has a flag that tells whether the event's
+batch had the column.
 """
 
 from dataclasses import dataclass
@@ -27,7 +29,7 @@ from ddflow.plan.merge.strategy import Strategy, first, last, last_non_null
 from ddflow.plan.merge.user_function import build_record_type, check_scalar_function, find_function_name
 
 GIVEN = "_given_"
-"""Prefix of the event columns that flag whether the batch had a column."""
+"""Prefix of the names of flag columns. A flag column tells whether the event's batch had a column."""
 
 
 class MergedColumn(NamedTuple):
@@ -41,7 +43,7 @@ class MergedColumn(NamedTuple):
 
 
 class ColumnGroup(NamedTuple):
-    """A group of columns decided by one order."""
+    """A group of columns. One order decides which events count for all columns of the group."""
 
     name: str
     order: tuple[pa.Field, ...]
@@ -51,7 +53,7 @@ class ColumnGroup(NamedTuple):
 
 @dataclass(frozen=True)
 class BoundMerge:
-    """A bound merge; see the header.
+    """A merge, bound to a schema.
 
     ``function``: merges whole rows instead of strategies.  ``given``: columns with a flag that says if the batch had
     them.  ``cells``: whether every merged column is a separate group.
@@ -65,12 +67,14 @@ class BoundMerge:
     given: tuple[str, ...]
     cells: bool
     machine: BoundMachine | None = None
-    """The machine that computes the values of keys, in place of columns and functions."""
+    """The machine that computes the values of keys, if a machine replaces the strategies and functions."""
 
     def add_event_columns(
         self, events: pa.RecordBatch, names: list[str], absent: pa.Array | None = None
     ) -> pa.RecordBatch:
-        """Add a flag to events for each column of ``given``: whether the batch had it.
+        """Add one flag column to the events for each column in ``given``.
+
+        The flag tells whether the batch had the column.
 
         ``names``: the columns of the batch.  ``absent``: lists of missing columns, one for each event.  O(n).
         """
@@ -85,11 +89,14 @@ class BoundMerge:
         return events
 
     def mark_events_with_column(self, events: pa.RecordBatch, name: str) -> Flags:
-        """Mark the events whose batch had a column: uint8[n], or size 0 for a column without a flag.  O(n)."""
+        """Mark the events whose batch had a column: uint8[n]. For a column without a flag, the array has size 0.
+
+        O(n).
+        """
         return unpack_booleans(events.column(GIVEN + name)) if name in self.given else np.empty(0, np.uint8)
 
     def mark_misordered_events(self, events: pa.RecordBatch) -> Flags:
-        """Mark the events that do not have an order for exactly one group: uint8[n].  O(n) a group."""
+        """Mark the events that have no order, or orders for more than one group: uint8[n]. O(n) a group."""
         count = np.zeros(events.num_rows, np.uint8)
         for group in self.groups[1:]:
             any_here = np.zeros(events.num_rows, np.uint8)
@@ -102,14 +109,17 @@ class BoundMerge:
 
 
 def build_event_schema(schema: pa.Schema, merging: BoundMerge | None) -> pa.Schema:
-    """Return the columns of kept events: the input's columns and the flags of `BoundMerge.add_event_columns`."""
+    """Return the columns of kept events: the input's columns, then the flags that tell which columns a batch had."""
     for name in merging.given if merging is not None else ():
         schema = schema.append(pa.field(GIVEN + name, pa.bool_(), nullable=False))
     return schema
 
 
 def build_merged_row_schema(schema: pa.Schema, spec: Upsert, row: pa.Schema) -> pa.Schema:
-    """Return the row's columns in their types after merging: ``dd.collect`` makes lists.  O(columns)."""
+    """Return the row's columns with their types after merging. For example, ``dd.collect`` makes a list type.
+
+    O(columns).
+    """
     merge = spec.merge if isinstance(spec.merge, Merge) else Merge()
     named = {*spec.key, *spec.order_by, *(name for of, _ in spec.grouped for name in of), *(n for n, _ in spec.derived)}
     out = []
@@ -122,9 +132,9 @@ def build_merged_row_schema(schema: pa.Schema, spec: Upsert, row: pa.Schema) -> 
 
 
 def bind_merge(name: str, schema: pa.Schema, spec: Upsert, row: pa.Schema) -> BoundMerge | None:
-    """Plan how to fold each column; None for full rows.  ``row``: the row's columns.  O(columns).
+    """Plan how to fold each column. Return None if events are full rows. ``row``: the row's columns. O(columns).
 
-    Raises `SpecError`, naming the column; `ExpressionError` for a formula.
+    Raises `SpecError` with the name of the column, and `ExpressionError` for an invalid formula.
 
     >>> import pyarrow as pa
     >>> from ddflow.plan.inputs.bind import bind_upserts
@@ -157,8 +167,8 @@ def bind_merge(name: str, schema: pa.Schema, spec: Upsert, row: pa.Schema) -> Bo
         if (spec.groups or cells) and not field.nullable:
             raise SpecError(
                 f"{'groups=' if spec.groups else 'versions=cell'} of {name!r}",
-                f"{field.name!r} cannot be null, and its cell may be left without a value",
-                "declare it nullable",
+                f"{field.name!r} is declared not null, but its cell may have no value",
+                "declare the column nullable",
             )
     if merge.function is not None and merge.scalar:
         asked = f"the merger {find_function_name(merge.function)} of {name!r}"
@@ -204,8 +214,8 @@ def _compile_derived_columns(name: str, spec: Upsert, row: pa.Schema) -> tuple[t
             itself = column in named
             raise SpecError(
                 what,
-                "it names itself" if itself else f"it names {named}, which are derived after it",
-                "leave the column out of its formula" if itself else "derive those first",
+                "it reads itself" if itself else f"it reads {named}, which are derived after it",
+                "remove the column from its formula" if itself else "derive these columns first",
             )
         out.append((row.field(column), expression))
         try:
@@ -213,8 +223,8 @@ def _compile_derived_columns(name: str, spec: Upsert, row: pa.Schema) -> tuple[t
         except (pa.ArrowNotImplementedError, pa.ArrowInvalid):
             raise SpecError(
                 what,
-                f"it gives {expression.type}, and the column is {row.field(column).type}",
-                "declare the column so, or cast in the formula",
+                f"it returns {expression.type}, but the column is {row.field(column).type}",
+                "declare the column with that type, or cast in the formula",
             ) from None
     return tuple(out)
 
@@ -234,11 +244,15 @@ def _check_column_names(
             )
         if column == tombstone:
             raise SpecError(
-                Option(option) + f" of {name!r}", f"{column!r} is the column that deletes", "name another one"
+                Option(option) + f" of {name!r}", f"{column!r} is the column that deletes", "name another column"
             )
         order = option == "groups" and any(column in of for of, _ in spec.grouped)
         if column not in row.names and not order:
-            raise SpecError(Option(option) + f" of {name!r}", f"{column!r} is not in the row", f"it has {row.names}")
+            raise SpecError(
+                Option(option) + f" of {name!r}",
+                f"{column!r} is not in the row",
+                f"the columns of the row are {row.names}",
+            )
     for of, _ in spec.grouped:
         for column in of:
             if not is_flat_type(schema.field(column).type):
@@ -248,7 +262,7 @@ def _check_column_names(
                 )
     for column in schema.names:
         if column.startswith((GIVEN, "_order_", "_tie_")):
-            found = f"there is a column {column!r}, and what is kept beside rows is called so"
+            found = f"there is a column {column!r}, but ddflow uses that name for its own columns"
             raise SpecError(ErrorText(Option("merge"), f" of {name!r}"), found, "rename that column in the input")
 
 
@@ -257,9 +271,9 @@ def _check_strategy_type(name: str, field: pa.Field, strategy: Strategy) -> None
         return
     detail = ""
     if strategy.name == "fields" and pa.types.is_struct(field.type):
-        detail = f" and does not fit in the fields {strategy.list_unsupported_fields(field.type)}"
+        detail = f", which does not fit in the fields {strategy.list_unsupported_fields(field.type)}"
     raise SpecError(
         f"{strategy} of {name!r}",
         f"{field.name!r} is {field.type}{detail}",
-        f"it works on {strategy.supported_types_text}",
+        f"use it on {strategy.supported_types_text}",
     )

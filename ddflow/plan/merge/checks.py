@@ -1,15 +1,15 @@
 """Check the merge and expiry options of a spec for contradictions, without a schema.
 
 Invariant: in a valid spec, every merge option has an effect and no two options contradict each other. ``groups``,
-``versions``, ``merge`` and ``derive`` imply or exclude one another. Some strategies are independent of arrival order
-only without deletes. Checks that need column names and types are in `bound.py`.
+``versions``, ``merge`` and ``derive`` imply or exclude one another. For some strategies, the result is independent of
+arrival order only if there are no deletes. Checks that need column names and types are in `bound.py`.
 
 >>> from ddflow.plan.inputs.spec import Upsert
 >>> Upsert("id", derive={"total": "score + bonus"})
 Traceback (most recent call last):
     ...
-ddflow.errors.SpecError: upserts keyed by ['id']: derive= names ['total'], without merge=; a full row is given as it \
-is: give merge=, or project the output
+ddflow.errors.SpecError: upserts keyed by ['id']: derive= names ['total'], without merge=; pass merge=, \
+or compute the column in a projection: full rows are not changed
 """
 
 from collections.abc import Callable, Mapping
@@ -22,18 +22,20 @@ from ddflow.plan.merge.merge import Merge
 from ddflow.plan.merge.strategy import COMMUTING, ORDER_FREE, WITHOUT_DELETES, Strategy, last_non_null
 
 Refuse = Callable[[str | ErrorTextPart, str | ErrorTextPart], NoReturn]
-"""A function that raises the error; its arguments are the finding and the remedy.
+"""A function that raises the error for a bad spec. The arguments are texts for the problem and for the remedy.
 
-In this file, ``spec`` is an `ddflow.plan.inputs.spec.Upsert`; its constructor calls these checks.
+In this file, ``spec`` is a `ddflow.plan.inputs.spec.Upsert`. The constructor of `Upsert` calls the checks.
 """
 
 
 def parse_groups(given: Any, refuse: Refuse) -> tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]:
-    """Parse ``groups=`` into pairs of tuples: order columns, columns.  ``refuse`` raises the error."""
+    """Parse ``groups=`` into pairs of order columns and other columns. ``refuse`` raises the error."""
     try:
         pairs = list(given.items()) if isinstance(given, Mapping) else [(of, columns) for of, columns in given]
     except (TypeError, ValueError):
-        refuse(ErrorText(Option("groups"), f" is {given!r}"), "give {order column, or a tuple of them: columns}")
+        refuse(
+            ErrorText(Option("groups"), f" is {given!r}"), "pass {order column, or a tuple of order columns: columns}"
+        )
 
     option = "an upsert spec", "groups"
     return tuple((parse_column_names(of, *option), parse_column_names(columns or (), *option)) for of, columns in pairs)
@@ -44,10 +46,10 @@ def parse_derive(given: Any, refuse: Refuse) -> tuple[tuple[str, str], ...]:
     try:
         pairs = list(given.items()) if isinstance(given, Mapping) else [(name, text) for name, text in given]
     except (TypeError, ValueError):
-        refuse(ErrorText(Option("derive"), f" is {given!r}"), "give {column: SQL over the merged row}")
+        refuse(ErrorText(Option("derive"), f" is {given!r}"), "pass {column: SQL over the merged row}")
     for name, text in pairs:
         if not isinstance(name, str) or not isinstance(text, str):
-            refuse(ErrorText(Option("derive"), f" holds {name!r}: {text!r}"), "give column names and SQL as text")
+            refuse(ErrorText(Option("derive"), f" holds {name!r}: {text!r}"), "pass column names and SQL as text")
     twice = sorted({name for name, _ in pairs if [n for n, _ in pairs].count(name) > 1})
     if twice:
         refuse(ErrorText(Option("derive"), f" names {twice} more than once"), "derive each column once")
@@ -60,14 +62,20 @@ def convert_lists_to_tuples(value: Any) -> Any:
 
 
 def refuse_first_broken_rule(refuse: Refuse, *rules: tuple[bool, str | ErrorTextPart, str | ErrorTextPart]) -> None:
-    """Raise the error of the first broken rule.  ``rules``: whether the rule is broken, the finding, the remedy."""
+    """Raise the error of the first broken rule.
+
+    Each of ``rules`` has three parts: whether the rule is broken, the problem, and the remedy.
+    """
     for broken, found, fix in rules:
         if broken:
             refuse(found, fix)
 
 
 def check_option_values(spec: Any, choices: Mapping[str, tuple[str, ...]], refuse: Refuse) -> None:
-    """Refuse unknown values, and options of late events without effect.  ``choices``: known values, by option."""
+    """Refuse unknown values of options, and refuse each option about late events that would have no effect.
+
+    ``choices``: the known values of each option.
+    """
     for name, known in choices.items():
         if getattr(spec, name) not in known:
             refuse(Option(name, getattr(spec, name)), f"use one of {list(known)}")
@@ -76,17 +84,17 @@ def check_option_values(spec: Any, choices: Mapping[str, tuple[str, ...]], refus
         (
             spec.time is None and spec.late != "error",
             ErrorText(Option("late", spec.late), " has no effect without ", Option("time")),
-            ErrorText("name the time column, or leave ", Option("late"), " out"),
+            ErrorText("name the time column, or omit ", Option("late")),
         ),
         (
             spec.time is None and spec.lateness is not None,
             ErrorText(Option("lateness"), " has no effect without ", Option("time")),
-            ErrorText("name the time column, or leave ", Option("lateness"), " out"),
+            ErrorText("name the time column, or omit ", Option("lateness")),
         ),
         (
             spec.lateness is not None and not (isinstance(spec.lateness, int) and spec.lateness >= 0),
             Option("lateness", spec.lateness),
-            "give a whole number of the time column's unit, 0 or more",
+            "use a whole number of the time column's unit, 0 or more",
         ),
     )
 
@@ -99,28 +107,32 @@ def check_merge_options(spec: Any, refuse: Refuse) -> None:
         (
             spec.merge is not None and spec.merge != "first_row" and not isinstance(spec.merge, Merge),
             ErrorText(Option("merge"), f" is {spec.merge!r}"),
-            "give dd.Merge(...), or 'first_row'",
+            "use dd.Merge(...), or 'first_row'",
         ),
-        (not isinstance(spec.exclusive, bool), f"exclusive={spec.exclusive!r}", "give True or False"),
+        (not isinstance(spec.exclusive, bool), f"exclusive={spec.exclusive!r}", "use True or False"),
         (
             spec.exclusive and not spec.groups,
             ErrorText("exclusive=True without ", Option("groups")),
-            "name the groups, or leave it out",
+            "name the groups, or omit exclusive=",
         ),
         (
             grouped and not spec.groups,
             ErrorText(f"deletes={spec.deletes!r} without ", Option("groups")),
-            "name the groups, or leave it out",
+            "name the groups, or omit deletes=",
         ),
         (
             grouped and spec.delete is None and spec.where is None,
             ErrorText(f"deletes={spec.deletes!r} without ", Option("delete")),
-            "say which events delete, or leave it out",
+            "say which events delete, or omit deletes=",
         ),
         (
             bool(spec.derive) and not spec.merges,
             ErrorText(Option("derive"), f" names {[name for name, _ in spec.derive]}, without ", Option("merge")),
-            ErrorText("a full row is given as it is: give ", Option("merge"), ", or project the output"),
+            ErrorText(
+                "pass ",
+                Option("merge"),
+                ", or compute the column in a projection: full rows are not changed",
+            ),
         ),
     )
     _check_named_columns(spec, refuse)
@@ -133,25 +145,25 @@ def check_merge_options(spec: Any, refuse: Refuse) -> None:
 
 
 def _check_named_columns(spec: Any, refuse: Refuse) -> None:
-    """Refuse columns that one option names and another rules out."""
+    """Refuse a column that one option names but another option excludes."""
     owner: dict[str, str] = dict.fromkeys(spec.key, "a key column")
     owner |= dict.fromkeys(spec.order_by, "in order_by")
     for option in ("time", "seq"):
         if getattr(spec, option) is not None:
             owner.setdefault(getattr(spec, option), f"the {option} column")
     if not all(of for of, _ in spec.grouped):
-        refuse(ErrorText(Option("groups"), " has a group without an order column"), "name one, or leave the group out")
+        refuse(ErrorText(Option("groups"), " has a group without an order column"), "name one, or remove the group")
     grouped: dict[str, str] = {}
     orders = [column for of, _ in spec.grouped for column in of]
     decided = [column for _, columns in spec.grouped for column in columns]
-    once = "a column is in one group, and is no key, order, sequence or time column"
+    once = "name a column in one group only, and no key, order, sequence or time column"
     for those, does, said, remedy in (
-        (orders, "orders by", "an order column of groups=", "give each group order columns of its own"),
-        (decided, "decides", "in a group already", once),
+        (orders, "orders by", "an order column of groups=", "use separate order columns for each group"),
+        (decided, "decides", "already in a group", once),
     ):
         for column in those:
             if not isinstance(column, str) or column in owner or column in grouped:
-                what = owner.get(column, grouped.get(column, "no name"))
+                what = owner.get(column, grouped.get(column, "not a name"))
                 refuse(ErrorText(Option("groups"), f" {does} {column!r}, which is {what}"), remedy)
             grouped[column] = said
     owner |= {name: grouped[name] for name in orders}
@@ -162,7 +174,7 @@ def _check_named_columns(spec: Any, refuse: Refuse) -> None:
             if column in owner:
                 refuse(
                     f"{option} names {column!r}, which is {owner[column]}",
-                    "keys, orders, sequences and times are never merged or derived",
+                    "name another column: keys, orders, sequences and times are never merged or derived",
                 )
             if option == "merge=" and column in computed:
                 refuse(
@@ -171,51 +183,51 @@ def _check_named_columns(spec: Any, refuse: Refuse) -> None:
                 )
     if spec.value is not None and (lost := [c for c in (*named, *computed) if c not in spec.value]):
         refuse(
-            ErrorText(
-                f"value= leaves {lost} out of the row, which ", Option("merge"), " or ", Option("derive"), " names"
-            ),
-            "drop them from one",
+            ErrorText(f"value= does not name {lost}, but ", Option("merge"), " or ", Option("derive"), " does"),
+            "name them in both, or in neither",
         )
 
 
 def _check_group_orders(spec: Any, refuse: Refuse) -> None:
-    """Check the options that groups or versions of cells exclude or require."""
+    """Check the options that ``groups=`` or ``versions="cell"`` excludes or requires."""
     what = Option("groups") if spec.groups else Option("versions", "cell")
     given = "merge='first_row'" if spec.merge == "first_row" else "a function of merge="
     refuse_first_broken_rule(
         refuse,
         (
             bool(spec.groups) and spec.versions == "cell",
-            ErrorText(Option("groups"), " and ", Option("versions", "cell"), " both say which order decides a cell"),
-            "leave one of them out",
+            ErrorText(
+                Option("groups"), " and ", Option("versions", "cell"), " both choose the order that decides a cell"
+            ),
+            "omit one of them",
         ),
         (
             spec.merge == "first_row" or (isinstance(spec.merge, Merge) and spec.merge.function is not None),
             f"{given} with " + what,
-            "it takes whole rows: leave " + what + " out",
+            "omit " + what + ": it merges complete rows",
         ),
         (
             spec.holds_back and spec.late != "advance",
-            what + " in hold-back mode holds no order from one time to the next",
-            ErrorText("use ", Option("late", "advance"), ", or leave ", Option("time"), " out"),
+            what + " in hold-back mode stores no order from one time to the next",
+            ErrorText("use ", Option("late", "advance"), ", or omit ", Option("time")),
         ),
         (
             spec.versions == "cell" and not spec.keeps_order,
             ErrorText(Option("versions", "cell"), " without ", Option("order_by")),
-            "name the order by which cells are compared",
+            "name the order that decides a cell",
         ),
     )
 
 
 def _check_arrival_order(spec: Any, refuse: Refuse) -> None:
-    """Refuse strategies whose result depends on arrival order under versions of cells."""
+    """Refuse strategies whose result depends on arrival order if the spec has ``versions="cell"``."""
     deletes = spec.delete is not None or spec.where is not None
     merge = spec.merge if isinstance(spec.merge, Merge) else Merge()
     for name, strategy in (*merge.strategies.items(), ("default", merge.default or last_non_null())):
         if (why := find_arrival_dependence(strategy, deletes)) is not None:
             refuse(
                 ErrorText(
-                    f"{why} for {name!r} depends on arrival under ",
+                    f"{why} for {name!r} depends on the order of arrival under ",
                     Option("versions", "cell"),
                     f"{' with deletes' * deletes}",
                 ),
@@ -224,9 +236,9 @@ def _check_arrival_order(spec: Any, refuse: Refuse) -> None:
 
 
 def find_arrival_dependence(strategy: Strategy, deletes: bool) -> Strategy | None:
-    """Return the strategy, or a field's strategy, if its result depends on arrival order under versions of cells."""
+    """Return the strategy, or that of a field, whose result depends on arrival order with ``versions="cell"``."""
     if strategy.name == "fields":
-        # A struct is one cell with one order, so its fields need strategies that ignore order.
+        # A struct is one cell with one order. So the fields of a struct need strategies that ignore order.
         parts = [each for _, each in strategy.parts or ()] + [strategy.default or last_non_null()]
         return next((each for each in parts if deletes or each.name not in COMMUTING), None)
     free = ORDER_FREE if deletes else ORDER_FREE | WITHOUT_DELETES
@@ -234,23 +246,22 @@ def find_arrival_dependence(strategy: Strategy, deletes: bool) -> Strategy | Non
 
 
 def _check_expiry(spec: Any, refuse: Refuse) -> None:
-    """Refuse an expiry without exactly one order column."""
+    """Refuse an expiry if the spec does not have exactly one order column."""
     orders = [*spec.order_by, *(column for of, _ in spec.grouped for column in of)]
     refuse_first_broken_rule(
         refuse,
-        (not isinstance(spec.expiry, Expiry), f"expiry= is {spec.expiry!r}", "give dd.Expiry(ttl=...)"),
+        (not isinstance(spec.expiry, Expiry), f"expiry= is {spec.expiry!r}", "use dd.Expiry(ttl=...)"),
         (
             spec.holds_back,
             ErrorText(
-                "expiry= in hold-back mode, where a deleted key is nothing at all and ",
+                "expiry= in hold-back mode, which forgets deleted keys at once and handles old events by ",
                 Option("late"),
-                " rules what is old",
             ),
-            ErrorText("leave ", Option("time"), " out and name it in ", Option("order_by"), ", or leave expiry= out"),
+            ErrorText("omit ", Option("time"), " and name its column in ", Option("order_by"), ", or omit expiry="),
         ),
         (
             len(spec.order_by) != 1 or bool(spec.groups),
             f"expiry= with {len(orders)} order columns {orders}",
-            ErrorText("a time to live is told by one ", Option("order_by"), " column"),
+            ErrorText("use one ", Option("order_by"), " column, because a time to live refers to one"),
         ),
     )

@@ -1,9 +1,9 @@
-"""Declare how long keys are remembered, in units of the order column; the wall clock is never used.
+"""Declare how long an input remembers keys, in units of the order column. The wall clock is never used.
 
-Invariant: an expiry has a time to live for keys, for tombstones, or for both; each is a number, 0 or more. The horizon
-is the greatest order seen at the previous commit minus the time to live, so a rerun of the same calls expires the same
-keys. After a key expires, only the horizon distinguishes it from a new key. A tombstone must outlive its key's row, or
-it hides nothing.
+Invariant: an expiry has a time to live for keys, for tombstones, or for both. No time to live is negative. The horizon
+is the greatest order at the previous commit, minus the time to live. So a rerun of the same calls expires the same
+keys. After a key expires, ddflow can tell late events of the key from events of a new key only by the horizon. A
+tombstone only has an effect if it is kept longer than the row of its key.
 
 Sources: Pinot, "Upsert", metadataTTL and deletedKeysTTL; docs/semantics.md, section 10.
 
@@ -52,9 +52,9 @@ class Expiry:
 
     Notes
     -----
-    Times to live are in the unit of the order column (a timestamp's microseconds, for example), never in time of the
-    wall clock.  0 keeps only the keys with the greatest order seen.  The horizon is the greatest order at the previous
-    commit minus the time to live.  (Pinot, "Upsert", ``metadataTTL`` and ``deletedKeysTTL``.)
+    Times to live are in the unit of the order column, for example microseconds for a timestamp. The wall clock is never
+    used. A time to live of 0 keeps only the keys with the greatest order seen. The horizon is the greatest order at the
+    previous commit, minus the time to live. (Pinot, "Upsert", ``metadataTTL`` and ``deletedKeysTTL``.)
 
     Examples
     --------
@@ -71,14 +71,14 @@ class Expiry:
 
     def __post_init__(self) -> None:
         if self.ttl is None and self.tombstone_ttl is None:
-            raise SpecError("dd.Expiry", "it has neither ttl= nor tombstone_ttl=", "give one of them, or no expiry")
+            raise SpecError("dd.Expiry", "it has neither ttl= nor tombstone_ttl=", "pass one of them, or omit expiry=")
         for name in ("ttl", "tombstone_ttl"):
             given = getattr(self, name)
             if given is not None and (isinstance(given, bool) or not isinstance(given, int | float) or not given >= 0):
                 raise SpecError(
                     f"dd.Expiry({name}={given!r})",
-                    "that is no time to live",
-                    "give a number, 0 or more, in the units of the order column",
+                    "that is not a time to live",
+                    "use a number, 0 or more, in the units of the order column",
                 )
         for name, known in (("on_expire", get_args(OnExpire)), ("on_forgotten", get_args(OnForgotten))):
             if getattr(self, name) not in known:
@@ -87,7 +87,7 @@ class Expiry:
                 )
         if self.on_expire == "forget" and self.ttl is None:
             raise SpecError(
-                "dd.Expiry(on_expire='forget')", "without ttl= no row expires", "give ttl=, or leave it out"
+                "dd.Expiry(on_expire='forget')", "without ttl= no row expires", "pass ttl=, or omit on_expire="
             )
 
     def __repr__(self) -> str:
@@ -100,13 +100,16 @@ class Expiry:
         return self.ttl is not None and self.on_expire == "forget"
 
     def fits(self, field: pa.Field, asked: str) -> None:
-        """Raise `SpecError` if the order column is not numeric or a time, or a time to live does not fit its type."""
+        """Raise `SpecError` if the order column is neither a number nor a time.
+
+        Raises `SpecError` if the type of the order column cannot hold a time to live.
+        """
         kind = field.type
         if not is_word_type(kind) or pat.is_boolean(kind):
             raise SpecError(
                 asked,
-                f"the order column {field.name!r} is {kind}, of which nothing can be subtracted",
-                "order by a number or a time, or leave expiry= out",
+                f"the order column {field.name!r} is {kind}, which does not support subtraction",
+                "order by a number or a time, or omit expiry=",
                 column=field.name,
             )
         for name in ("ttl", "tombstone_ttl"):
@@ -117,7 +120,7 @@ class Expiry:
                 raise SpecError(
                     f"{asked}, {name}={given!r}",
                     f"the order column {field.name!r} is {kind}",
-                    "give a whole number of its units",
+                    "use a whole number of its units",
                     column=field.name,
                 )
             if (isinstance(given, float) and not math.isfinite(given)) or (
@@ -125,19 +128,19 @@ class Expiry:
             ):
                 raise SpecError(
                     f"{asked}, {name}={given!r}",
-                    f"no two orders of type {kind} are so far apart: nothing would ever expire",
-                    "give less, or leave it out",
+                    f"two values of {kind} never differ that much, so nothing would ever expire",
+                    f"use a smaller number, or omit {name}=",
                 )
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields that differ from their defaults, as a dict for `of_json`."""
+        """Return a dict for `of_json` with the fields that differ from their default values."""
         given = {each.name: getattr(self, each.name) for each in fields(self)}
         return {each.name: given[each.name] for each in fields(self) if given[each.name] != each.default}
 
     @classmethod
     def of_json(cls, given: Any) -> Self:
-        """Read the dict of `to_json`.  Raises `SpecError` if it is invalid."""
+        """Read the dict that `to_json` returns. Raises `SpecError` if the dict is invalid."""
         try:
             return cls(**given)
         except TypeError as error:
-            raise SpecError("an expiry from JSON", f"{given!r} ({error})", "give what to_json() wrote") from None
+            raise SpecError("an expiry from JSON", f"{given!r} ({error})", "pass the result of to_json()") from None

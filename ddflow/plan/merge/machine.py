@@ -1,10 +1,11 @@
-"""Declare a state machine for the events of a key: a transition table, or a function.
+"""Declare a state machine for the events of a key. A machine is a transition table or a function.
 
-A table with one start and one target for each transition keeps one value for each key; any other machine keeps a set.
-JSON stores a table unchanged, and a function as its name and a digest of its code.
+If a table has one start, and one target for each transition, each key has one value. For any other machine, each key
+has a set of values. In JSON, a table is stored unchanged. A function is stored as a name and a digest of the code.
 
-Invariant: a machine defines the successors of every state. A target outside ``states`` is refused here, before the
-first event. `machines.py` checks the columns of the events. Rules: docs/semantics.md, section 11.
+Invariant: a machine defines the successors of every state. If a transition has a target that is not in ``states``, the
+declaration of the machine raises an error, before the first event. `machines.py` checks the columns of the events.
+Rules: docs/semantics.md, section 11.
 
 >>> door = Machine("door", {("locked", "coin"): "open", ("open", "push"): "locked"}, on="symbol", start="locked")
 >>> door.table, door.several, Machine.of_json(door.to_json(), door.schema) == door
@@ -32,7 +33,7 @@ MASK = 64
 
 @dataclass(frozen=True)
 class Machine:
-    """A state machine for the events of a key: a transition table, or a function.
+    """A state machine for the events of a key. A machine is a transition table or a function.
 
     Parameters
     ----------
@@ -70,8 +71,8 @@ class Machine:
 
     Notes
     -----
-    With ``scalar``, ddflow clears the buffer of ``limit`` records for every event, so large limits cost time.  A table
-    whose keys hold several values has 64 states at most.
+    If ``scalar`` is true, ddflow clears a buffer of ``limit`` records for every event. So large limits cost time. If
+    keys hold several values, the table has at most 64 states.
 
     Examples
     --------
@@ -81,8 +82,8 @@ class Machine:
     >>> Machine("door", {("locked", "coin"): "opne"}, on="symbol", start="locked", states=["locked", "open"])
     Traceback (most recent call last):
         ...
-    ddflow.errors.SpecError: dd.Machine: from 'locked' by 'coin' it goes to 'opne', which is none of states=; name it, \
-or mend the table
+    ddflow.errors.SpecError: dd.Machine: from 'locked' by 'coin' it goes to 'opne', which is not in states=; add it, \
+or fix the table
     """
 
     state: str | Mapping[str, Any] | tuple[tuple[str, pa.DataType], ...]
@@ -104,7 +105,7 @@ or mend the table
                 f"otherwise={self.otherwise!r}",
                 "use one of ['error', 'stay', 'drop']",
             ),
-            (not (number and self.limit >= 1), Option("limit", self.limit), "give a whole number, 1 or more"),
+            (not (number and self.limit >= 1), Option("limit", self.limit), "use a whole number, 1 or more"),
         )
         if table:
             self._check_table()
@@ -112,7 +113,7 @@ or mend the table
             self._check_function()
         known: Any = self.states
         if known is not None and not (_is_multi_value(known) and all(isinstance(each, Hashable) for each in known)):
-            self._raise_spec_error(f"states= is {self.states!r:.200}", "give a list of them")
+            self._raise_spec_error(f"states= is {self.states!r:.200}", "pass a list of states")
         given = (
             {self.state: self._infer_state_type()}
             if isinstance(self.state, str)
@@ -122,7 +123,7 @@ or mend the table
         if not kinds or (table and len(kinds) != 1):
             self._raise_spec_error(
                 ErrorText(Option("state"), f" has the columns {list(kinds)}"),
-                "name one for a table, one or more for a function",
+                "name one column for a table, one or more for a function",
             )
         for name, kind in kinds.items():
             if not is_flat_type(kind):
@@ -142,7 +143,7 @@ or mend the table
         try:
             pairs = tuple((name, each) for name, each in (given.items() if isinstance(given, Mapping) else given))
         except (TypeError, ValueError):
-            remedy = "give {column: type}" if option == "state" else "give {column: value}, or a list of them"
+            remedy = "pass {column: type}" if option == "state" else "pass {column: value}, or a list of such mappings"
             self._raise_spec_error(Option(option) + f" has {given!r:.200}", remedy)
         parse_column_names([name for name, _ in pairs], "dd.Machine", option)
         return pairs
@@ -150,19 +151,19 @@ or mend the table
     def _check_table(self) -> None:
         refuse_first_broken_rule(
             self._raise_spec_error,
-            (self.scalar, "scalar=True with a table", "leave it out: tables are compiled anyway"),
+            (self.scalar, "scalar=True with a table", "omit it: tables are compiled anyway"),
             (self.on is None, "a table without on=", "name the column of symbols"),
         )
         check_column_name(self.on, "dd.Machine", "on")
         given: Any = self.transition
         if isinstance(given, Mapping):
             if not all(isinstance(each, tuple) and len(each) == 2 for each in given):
-                self._raise_spec_error(f"transition= has {next(iter(given), None)!r}", "give {(state, symbol): state}")
+                self._raise_spec_error(f"transition= has {next(iter(given), None)!r}", "pass {(state, symbol): state}")
             given = [(state, symbol, to) for (state, symbol), to in given.items()]
         if not isinstance(given, tuple | list) or not given:
-            self._raise_spec_error("transition= is empty", "give {(state, symbol): state}")
+            self._raise_spec_error("transition= is empty", "pass {(state, symbol): state}")
         if not all(isinstance(each, tuple | list) and len(each) == 3 for each in given):
-            self._raise_spec_error(f"transition= is {given!r:.200}", "give {(state, symbol): state}")
+            self._raise_spec_error(f"transition= is {given!r:.200}", "pass {(state, symbol): state}")
         several = isinstance(self.start, list | set | frozenset | tuple) or any(_is_multi_value(to) for *_, to in given)
         rows = sorted(
             ((state, symbol, _sort_values(to)) for state, symbol, to in given), key=lambda each: repr(each[:2])
@@ -172,16 +173,16 @@ or mend the table
             if not isinstance(each, str | int):
                 self._raise_spec_error(
                     f"{each!r} is a {type(each).__name__}",
-                    "give start=, and name states and symbols by text, whole numbers or booleans",
+                    "pass start=, and use text, whole numbers or booleans for states and symbols",
                 )
-        # Store a set even for one target if keys hold several values, so that of_json reads the same machine.
+        # If keys hold several values, even a single target is stored as a set, so that of_json reads the same machine.
         made = tuple((state, symbol, list_ if several else list_[0]) for state, symbol, list_ in rows)
         object.__setattr__(self, "transition", made)
         object.__setattr__(self, "start", start if several else start[0])
         if several and len(self.all_states) > MASK:
             self._raise_spec_error(
-                f"it has {len(self.all_states)} states, and keys hold several of them",
-                f"use {MASK} at most, or a function",
+                f"it has {len(self.all_states)} states, and a key may hold several of them",
+                f"use at most {MASK} states, or a function",
             )
 
     def _check_function(self) -> None:
@@ -191,34 +192,34 @@ or mend the table
             (
                 self.on is not None or self.otherwise != "error",
                 "on= or otherwise= with a function",
-                "they are a table's: leave them out",
+                "omit them: they are options of a table",
             ),
             (
                 self.scalar and self.states is not None,
                 "states= with scalar=True",
-                "leave it out, and let the function see to it",
+                "omit it, and check the states in the function",
             ),
             (
                 isinstance(self.state, str),
                 ErrorText(Option("state", self.state), " of a function has no type"),
-                "give {column: type}",
+                "pass {column: type}",
             ),
             (
                 start is not None and not isinstance(start, Mapping | list | tuple),
                 f"start= is {start!r:.200}",
-                "give {column: value}, or a list of them",
+                "pass {column: value}, or a list of such mappings",
             ),
         )
         listed = [self._parse_pairs("start", each) for each in ([start] if isinstance(start, Mapping) else start or ())]
         names = [name for name, _ in self._parse_pairs("state", self.state)]
         if len(listed) > self.limit:
             self._raise_spec_error(
-                ErrorText(f"start= has {len(listed)} values, ", Option("limit"), f" is {self.limit}"),
-                ErrorText("raise ", Option("limit"), ", or start with less"),
+                ErrorText(f"start= has {len(listed)} values, but ", Option("limit"), f" is {self.limit}"),
+                ErrorText("raise ", Option("limit"), ", or start with fewer values"),
             )
         for each in listed:
             if sorted(name for name, _ in each) != sorted(names):
-                self._raise_spec_error(f"start= has {dict(each)!r}", f"give a value for each of {names}")
+                self._raise_spec_error(f"start= has {dict(each)!r}", f"pass a value for each of {names}")
         object.__setattr__(self, "start", tuple(dict.fromkeys(tuple(dict(each).items()) for each in listed)))
 
     def _check_states(self) -> None:
@@ -227,14 +228,14 @@ or mend the table
             for each in (state, *to):
                 if each not in known:
                     self._raise_spec_error(
-                        f"from {state!r} by {symbol!r} it goes to {each!r}, which is none of states=",
-                        "name it, or mend the table",
+                        f"from {state!r} by {symbol!r} it goes to {each!r}, which is not in states=",
+                        "add it, or fix the table",
                     )
         if self.table and (lost := [each for each in _sort_values(self.start) if each not in known]):
-            self._raise_spec_error(f"start= is {lost[0]!r}, which is none of states=", "start with one of them")
+            self._raise_spec_error(f"start= is {lost[0]!r}, which is not in states=", "start with one of the states")
         if not self.table and len(self.schema) != 1:
             self._raise_spec_error(
-                f"states= with the columns {self.schema.names}", "leave it out: it is for one column"
+                f"states= with the columns {self.schema.names}", "omit it: it works only with one column"
             )
 
     def _infer_state_type(self) -> pa.DataType:
@@ -250,12 +251,15 @@ or mend the table
 
     @property
     def several(self) -> bool:
-        """Whether a key may hold several values; false for a table with one start and one target per transition."""
+        """Whether a key can hold several values.
+
+        The result is False for a table with one start, and one target for each transition.
+        """
         return not self.table or isinstance(self.start, tuple)
 
     @property
     def rows(self) -> tuple[tuple[Value, Value, tuple[Value, ...]], ...]:
-        """The rows of a table: state, symbol, target states."""
+        """The rows of the transition table. A row has a state, a symbol and the target states."""
         return tuple((state, symbol, _sort_values(to)) for state, symbol, to in cast("Any", self.transition))
 
     @property
@@ -270,7 +274,7 @@ or mend the table
         return pa.schema([pa.field(name, kind) for name, kind in cast("Any", self.state)])
 
     def to_json(self) -> dict[str, Any]:
-        """Write a table unchanged, and a function as its name and code digest.  `schema` has the types."""
+        """Write a table unchanged, and a function as a name and a digest of the code. `schema` has the types."""
         out: dict[str, Any] = {}
         for each in fields(self):
             value = getattr(self, each.name)
@@ -286,22 +290,26 @@ or mend the table
 
     @classmethod
     def of_json(cls, given: Mapping[str, Any], schema: pa.Schema) -> Self:
-        """Read the JSON of `to_json`; a function is read without its code.  Raises `SpecError` if it is invalid."""
+        """Read the JSON that `to_json` writes. A function is read without its code.
+
+        Raises `SpecError` if the JSON is invalid.
+        """
         rest, transition = dict(given), given.get("transition")
         state = tuple((field.name, field.type) for field in schema)
         try:
             if isinstance(transition, dict):
                 if set(transition) != set(KEYS):
-                    raise ValueError("its transition is none")
+                    raise ValueError("its transition is not valid")
                 rest["start"] = tuple(tuple(zip(schema.names, each, strict=True)) for each in rest.get("start", ()))
-                # JSON may have lost the types of start values; they are only compared.
+                # The types of start values can be lost in JSON. ddflow only compares start values, so the loss does no
+                # harm.
                 return cls(**rest | {"state": state, "transition": AbsentFunction.of_json(transition)})
             rest["transition"] = tuple((state_, symbol, to) for state_, symbol, to in cast("Any", transition))
             return cls(**rest | {"state": state})
         except (TypeError, ValueError, AttributeError) as error:
             if isinstance(error, SpecError):
                 raise
-            raise SpecError("a machine from JSON", str(error), "give what to_json() wrote") from None
+            raise SpecError("a machine from JSON", str(error), "pass the result of to_json()") from None
 
 
 def _is_multi_value(value: Any) -> bool:

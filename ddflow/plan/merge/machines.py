@@ -1,7 +1,7 @@
 """Bind a state machine to the columns of its events, compile its table, and call its function.
 
-Guarantees: a transition table is compiled to integers once for each input; an error names a state or symbol missing in
-it. A function gets one event of each key at a time, in order.
+Guarantees: a transition table is compiled to arrays of integers, once for each input. An error message contains the
+state or symbol that is missing in the table. For each key, a transition function gets one event at a time, in order.
 
 >>> import ddflow as dd
 >>> flow = dd.Flow()
@@ -56,11 +56,14 @@ from ddflow.plan.merge.user_function import (
 
 Codes = np.ndarray[Any, np.dtype[np.int32]]
 SMALL = 1 << 16
-"""Maximum range of integers to encode with a lookup table."""
+"""The maximum difference between integers that a lookup table encodes."""
 
 
 class ValueEncoder:
-    """An encoder of distinct non-null ``values`` as their positions; any other value is encoded as their count."""
+    """An encoder that replaces each of the distinct, non-null ``values`` by its position.
+
+    A value that is not in ``values`` gets the code ``len(values)``.
+    """
 
     def __init__(self, values: pa.Array) -> None:
         self.values, self.least, self.places = values, 0, np.empty(0, np.int32)
@@ -72,7 +75,7 @@ class ValueEncoder:
                 self.places[given - self.least] = np.arange(len(values), dtype=np.int32)
 
     def encode(self, column: pa.Array) -> Codes:
-        """Encode values of the same type: int32[n].  O(n)."""
+        """Encode values of the same type. Returns int32[n]. O(n)."""
         if not self.places.size:
             return make_writable(np.asarray(pc.fill_null(pc.index_in(column, self.values), len(self.values)), np.int32))
         at = (convert_to_numbers(column).astype(np.int64) - self.least).view(np.uint64)
@@ -86,14 +89,14 @@ def _build_array(given: list[Any], kind: pa.DataType, what: str) -> pa.Array:
         return pa.array(given, kind)
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, TypeError) as error:
         raise SpecError(
-            what, f"{given} are no values of {kind} ({error})", "give values of the column's type"
+            what, f"{given} are not values of {kind} ({error})", "use values of the column's type"
         ) from None
 
 
 class Automaton:
-    """The compiled table of ``machine``.  ``kind``: the type of symbols.  ``states``: the sorted states, by number.
+    """The compiled table of ``machine``. ``kind``: the type of symbols.
 
-    Raises `SpecError` for values of another type.
+    ``states``: the sorted states; a state's number is its position. Raises `SpecError` for values of another type.
 
     >>> from ddflow.plan.merge.machine import Machine
     >>> door = Machine("door", {("locked", "coin"): "open", ("open", "push"): "locked"}, on="symbol", start="locked")
@@ -128,10 +131,11 @@ class Automaton:
     def compute_cells(
         self, walked: EventsByKey, action: Any, symbols: pa.Array, held: pa.Array
     ) -> tuple[pa.Array, Any, int, int]:
-        """Compute the cell of each (key, time): m cells, bool[m] for cells with a value, and a refusal.
+        """Compute the cell of each (key, time).
 
-        The refusal is the refused row and the number of its state, or -1 for both.  ``held``: the g stored cells, null
-        for a key without a value.  O(p + m).  Raises `CorruptState`.
+        Returns m cells, a bool[m] that marks the cells with a value, and a refusal. The refusal is the number of the
+        refused row and the number of its state. If no row is refused, both numbers are -1.
+        ``held``: the g stored cells. A key without a value has a null cell. O(p + m). Raises `CorruptState`.
         """
         codes, m = self.symbols.encode(symbols), walked.key_times.size - 1
         if not self.several:
@@ -152,18 +156,21 @@ class Automaton:
         return build_list_column(counts, [self.states.take(pa.array(spelled))], [self.field]), counts != 0, row, state
 
     def _encode_states(self, held: pa.Array) -> Codes:
-        """Encode the stored states as their numbers; NOTHING for null."""
+        """Replace each stored state by its number. Null becomes NOTHING."""
         out = self._state_encoder.encode(held)
         strange = out == len(self.states)
         if strange.any():
             if int(strange.sum()) != held.null_count:
-                raise CorruptState("a machine", "a key holds a state that the table has not", "restore the state")
+                raise CorruptState("a machine", "a key holds a state that is not in the table", "restore the state")
             out = np.where(strange, np.int32(NOTHING), out)
         return out
 
 
 def build_list_column(counts: Any, columns: list[pa.Array], fields: list[pa.Field]) -> pa.Array:
-    """Split columns into lists of structs of the lengths ``counts``; null for an empty list.  O(values)."""
+    """Build lists of structs from columns. ``counts`` gives the lengths of the lists, and an empty list becomes null.
+
+    O(values).
+    """
     ends = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
     values = pa.StructArray.from_arrays(columns, fields=fields)
     none = counts == 0
@@ -173,13 +180,16 @@ def build_list_column(counts: Any, columns: list[pa.Array], fields: list[pa.Fiel
 
 
 VALUES = "_values"
-"""The column of a key's values, if a key may hold several."""
+"""The name of the column that holds a key's values, if a key can hold several values."""
 EVENT = "_event"
 USED = ("key", "order_by", "tie", "seq", "time", "late", "lateness", "delete", "stale", "null_key")
 
 
 class BoundMachine:
-    """The bound ``machine`` of input ``name``.  ``schema``: the events' columns.  ``told``: the columns with data."""
+    """The ``machine`` of input ``name``, bound to columns. ``schema``: the events' columns.
+
+    ``told``: the columns with data.
+    """
 
     def __init__(self, machine: Machine, name: str, schema: pa.Schema, told: list[str]) -> None:
         self.machine, self.name, self.schema, self.told = machine, name, schema, told
@@ -194,7 +204,7 @@ class BoundMachine:
                 if not is_record_type(field.type):
                     raise SpecError(
                         self.asked,
-                        f"the state column {field.name!r} is {field.type}, and scalar=True",
+                        f"the state column {field.name!r} is {field.type}, which scalar=True does not support",
                         "use numbers, booleans and times, or a function of batches",
                         column=field.name,
                     )
@@ -207,12 +217,17 @@ class BoundMachine:
         try:
             columns = [pa.array([each[field.name] for each in given], field.type) for field in self.state]
         except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, TypeError) as error:
-            raise SpecError(self.asked, f"start= is of other types ({error})", f"give {self.state}") from None
+            raise SpecError(
+                self.asked, f"start= has values of other types ({error})", f"use values of the types {self.state}"
+            ) from None
         return pa.RecordBatch.from_arrays(columns, schema=self.state)
 
     @property
     def value_column(self) -> pa.Field:
-        """The row's column of values; the state column itself if a key holds at most one value."""
+        """The column in which a row holds its values.
+
+        If a key holds at most one value, the result is the state column itself.
+        """
         if not self.machine.several:
             return self.state.field(0)
         return pa.field(VALUES, pa.list_(pa.struct(list(self.state))))
@@ -223,8 +238,8 @@ class BoundMachine:
         """Compute the values after each (key, time) with a function of batches.
 
         ``events``: the events of all rounds.  ``held``: a list of stored values for each key.  ``key``: returns an
-        event's key as text.  O(values) plus the cost of the function; the longest chain sets the number of calls.
-        Raises `MergerFailed`, `ListTooLong`, `IllegalTransition`.
+        event's key as text. O(values) plus the cost of the function. The number of calls of the function is the number
+        of events in the longest chain. Raises `MergerFailed`, `ListTooLong`, `IllegalTransition`.
         """
         first = held.take(pa.array(chains.keys))
         counts: Ints = np.asarray(pc.fill_null(pc.list_value_length(first), 0)).astype(np.int64)
@@ -254,7 +269,7 @@ class BoundMachine:
     def _collect_function_input(
         self, takes: Any, counts: Ints, owner: Ints, values: pa.RecordBatch
     ) -> tuple[pa.RecordBatch, Ints]:
-        """Collect the values for one call of the function, and the event of each value."""
+        """Collect the values that one call of the function gets, and the event of each value."""
         fresh = np.flatnonzero(takes & (counts == 0))
         new = np.repeat(fresh, self.start.num_rows)
         here = takes[owner]
@@ -267,7 +282,7 @@ class BoundMachine:
     def _call_function(
         self, given: pa.RecordBatch, of: Ints, events: pa.RecordBatch, secret: Secret
     ) -> tuple[pa.RecordBatch, Ints]:
-        """Call the function; return its distinct values, sorted by event and value, and the event of each value."""
+        """Call the function. Return the distinct values, sorted by event and value, and the event of each value."""
         full = pa.schema([*self.state, pa.field(EVENT, pa.int64(), nullable=False)])
         values = pa.RecordBatch.from_arrays([*given.columns, pa.array(of, pa.int64())], schema=full)
         batch = call_batch_function(self.machine.transition, (values, events), full, self.ran)
@@ -275,8 +290,8 @@ class BoundMachine:
         if event.size and (event.min() < 0 or event.max() >= events.num_rows):
             raise build_merger_error(
                 self.ran,
-                f"it returned a value of event {event.max()} or {event.min()}, and {events.num_rows} were given",
-                "return _event as it was given",
+                f"it returned a value of event {event.max()} or {event.min()}, but there are {events.num_rows} events",
+                "return _event unchanged",
             )
         out, event = self.sort_distinct_values(batch.select(self.state.names), event, secret)
         if self.machine.states is not None:
@@ -287,14 +302,14 @@ class BoundMachine:
                 state = out.column(0)[int(wrong[0])].as_py()
                 raise IllegalTransition(
                     self.asked,
-                    f"{row} leads to {state!r}, which is none of states=",
-                    "mend the function, or name the state; nothing was changed",
+                    f"{row} leads to {state!r}, which is not in states=",
+                    "fix the function, or add the state; nothing was changed",
                 )
         return out, event
 
     @staticmethod
     def sort_distinct_values(values: pa.RecordBatch, owner: Ints, secret: Secret) -> tuple[pa.RecordBatch, Ints]:
-        """Sort the values of each owner and drop duplicates.  O(values), plus a sort if an owner has several."""
+        """Sort the values of each owner and drop duplicates. O(values), plus a sort if an owner has several values."""
         if (owner[1:] > owner[:-1]).all():
             return values, owner
         ranks = dense_ranks(values, compute_value_hashes(values, secret))
@@ -342,13 +357,13 @@ class BoundMachine:
             except Exception as error:
                 found = f"it raised {type(error).__name__}: {str(error)[:500]}"
                 raise build_merger_error(
-                    self.ran, found, "mend it; f(values, event, out) returns how many it wrote"
+                    self.ran, found, "fix it; f(values, event, out) returns the number of values that it wrote"
                 ) from error
             if code == TOO_MANY:
                 self._raise_too_many_values(key(int(row)), limit + 1)
             if code not in (FINE, NULL):
-                found = f"for the key {key(int(row))} it wrote less than no values"
-                raise build_merger_error(self.ran, found, "return how many it wrote")
+                found = f"for the key {key(int(row))} it returned a negative number of values"
+                raise build_merger_error(self.ran, found, "return the number of values that it wrote")
             if begin == walked.keys.size - 1:
                 break
             out = np.concatenate([out, np.zeros(out.size + most * limit, self.kind)])
@@ -362,6 +377,6 @@ class BoundMachine:
     def _raise_too_many_values(self, key: str, found: int) -> NoReturn:
         raise ListTooLong(
             self.asked,
-            ErrorText(f"the key {key} would hold {found} values, ", Option("limit"), f" is {self.machine.limit}"),
-            "raise the limit, or let values go; nothing was changed",
+            ErrorText(f"the key {key} would hold {found} values, but ", Option("limit"), f" is {self.machine.limit}"),
+            "raise the limit, or return fewer values; nothing was changed",
         )

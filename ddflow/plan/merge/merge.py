@@ -1,8 +1,8 @@
 """Declare a merge: a strategy for each column, or one function for whole rows.
 
-Invariant: a merge has a function and no strategies, or one strategy for each named column, because a function replaces
-all strategies. It is an immutable value with a JSON form, which stores a function as its name and a digest of its code.
-A merge does not know the input's columns; `bound.py` checks them.
+Invariant: a merge has either a function or strategies, because a function replaces all strategies. Each named column
+has one strategy. A merge is an immutable value with a JSON form. In JSON, a function is a name and a digest of the
+code. A merge does not know the input's columns; `bound.py` checks them.
 
 >>> from ddflow.plan.merge.strategy import first_non_null, sum
 >>> merge = Merge({"visits": sum(), "name": first_non_null()})
@@ -26,7 +26,7 @@ Function = Callable[..., Any]
 
 @dataclass(frozen=True, repr=False)
 class Merge:
-    """Rules to fold events that are partial rows: a strategy for each column, or one function.
+    """Rules to fold events into the stored row: a strategy for each column, or one function.
 
     Parameters
     ----------
@@ -36,8 +36,8 @@ class Merge:
         The strategy of the other columns.  By default `ddflow.last_non_null`; inside a group, `ddflow.last`.
     function : callable, optional
         ``f(held, given)``, which merges whole rows instead of the strategies.  It takes the stored and the new rows:
-        two record batches with the row's columns and one row for each key.  It returns one such batch.  A null in it
-        clears the cell.
+        two record batches with the row's columns and one row for each key.  It returns one such batch.  A null in the
+        returned batch clears the cell.
     scalar : bool
         Whether ``function`` is ``f(held, given, out)``.  numba compiles it, and ddflow calls it for each event with
         three records.  A record has a field for each column of numbers, booleans or times (as integers).  A boolean
@@ -51,7 +51,7 @@ class Merge:
 
     Notes
     -----
-    ddflow sends a function to Spark by value.  The spec's JSON does not contain its code.
+    ddflow sends the code of a function to Spark. The spec's JSON does not contain its code.
 
     Examples
     --------
@@ -61,8 +61,8 @@ class Merge:
     >>> Merge({"visits": sum()}, function=print)
     Traceback (most recent call last):
         ...
-    ddflow.errors.SpecError: dd.Merge: it has a function, and strategies for ['visits']; a function merges the whole \
-row: leave one of them out
+    ddflow.errors.SpecError: dd.Merge: it has a function, and strategies for ['visits']; omit one of \
+them: a function merges the complete row
     """
 
     columns: Mapping[str, Strategy] | tuple[tuple[str, Strategy], ...] = ()
@@ -75,28 +75,28 @@ row: leave one of them out
         try:
             pairs = tuple((name, each) for name, each in given)
         except (TypeError, ValueError):
-            raise SpecError("dd.Merge", f"columns= is {given!r:.200}", "give {column: strategy}") from None
+            raise SpecError("dd.Merge", f"columns= is {given!r:.200}", "pass {column: strategy}") from None
         parse_column_names([name for name, _ in pairs], "dd.Merge", "columns")
         object.__setattr__(self, "columns", pairs)
         for name, each in (*pairs, *([("default", self.default)] if self.default is not None else [])):
             if not isinstance(each, Strategy):
-                raise SpecError(f"dd.Merge of {name!r}", f"{each!r} is no strategy", "give dd.last(), dd.sum(), ...")
+                raise SpecError(f"dd.Merge of {name!r}", f"{each!r} is not a strategy", "use dd.last(), dd.sum(), ...")
         if self.function is None:
             if self.scalar:
-                raise SpecError("dd.Merge", "scalar=True without function=", "give the function, or leave it out")
+                raise SpecError("dd.Merge", "scalar=True without function=", "pass the function, or omit scalar=")
             return
         if not callable(self.function):
-            raise SpecError("dd.Merge", f"function= is {type(self.function).__name__}", "give a function")
+            raise SpecError("dd.Merge", f"function= is {type(self.function).__name__}", "pass a function")
         if pairs or self.default is not None:
             named = [name for name, _ in pairs] or ["default"]
             raise SpecError(
                 "dd.Merge",
                 f"it has a function, and strategies for {named}",
-                "a function merges the whole row: leave one of them out",
+                "omit one of them: a function merges the complete row",
             )
 
     def __repr__(self) -> str:
-        """Write the merge as Python code, with a function as its name."""
+        """Write the merge as Python code. A function is written as its name."""
         given = [f"{self.strategies}"] if self.columns else []
         given += [f"default={self.default}"] if self.default is not None else []
         given += [f"function={find_qualified_name(self.function)}"] if self.function is not None else []
@@ -108,7 +108,10 @@ row: leave one of them out
         return dict(self.columns)
 
     def to_json(self) -> Any:
-        """Write the merge as JSON, with a function as its name and code digest.  `of_json` reads all but functions."""
+        """Write the merge as JSON. A function is written as a name and a digest of the code.
+
+        `of_json` cannot read functions.
+        """
         if self.function is not None:
             return describe_function(self.function) | ({"scalar": True} if self.scalar else {})
         columns = {name: each.to_json() for name, each in self.strategies.items()}
@@ -117,17 +120,17 @@ row: leave one of them out
 
     @classmethod
     def of_json(cls, given: Any) -> Self:
-        """Read the JSON of `to_json`.  Raises `SpecError` if it is invalid, or describes a function."""
+        """Read the JSON that `to_json` writes. Raises `SpecError` if the JSON is invalid, or describes a function."""
         if not isinstance(given, dict) or set(given) - {"columns", "default", "scalar", *KEYS}:
-            raise SpecError("a merge from JSON", repr(given), "give what to_json() wrote")
+            raise SpecError("a merge from JSON", repr(given), "pass the result of to_json()")
         if "function" in given:
             raise SpecError(
                 "a merge from JSON",
                 f"it is the function {given['function']!r}",
-                "JSON holds no code: give the flow itself",
+                "pass the flow itself: JSON contains no code",
             )
         columns = given.get("columns", {})
         if not isinstance(columns, dict):
-            raise SpecError("a merge from JSON", repr(given), "give what to_json() wrote")
+            raise SpecError("a merge from JSON", repr(given), "pass the result of to_json()")
         default = Strategy.of_json(given["default"]) if "default" in given else None
         return cls({name: Strategy.of_json(each) for name, each in columns.items()}, default)

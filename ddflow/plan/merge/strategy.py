@@ -1,8 +1,8 @@
 """Declare merge strategies: rules that combine the stored cell with the cell of a new event.
 
 Invariant: a strategy is an immutable value with a JSON form; `ddflow/operators/upsert/folds.py` and
-`ddflow/kernels/fold.py` compute it. Its name means the same in specs, JSON, messages and the reference model. A
-strategy declares the types it supports, so a wrong type is refused when the spec is bound, not in a step.
+`ddflow/kernels/fold.py` compute it. The name of a strategy means the same in specs, JSON, messages and the reference
+model. A strategy declares the types that it supports. So a wrong type is refused when the spec is bound, not in a step.
 
 Sources: Pinot, "Upsert", Partial upsert strategies; Paimon, aggregation functions. Rules: docs/semantics.md, section 9.
 
@@ -26,17 +26,17 @@ from ddflow.columns.schema import is_flat_type, is_text
 from ddflow.errors import SpecError
 
 ORDER_FREE: Final = frozenset({"last", "last_non_null"})
-"""Strategies whose result is independent of arrival order under versions of cells, even with deletes."""
+"""Strategies whose result is independent of arrival order with ``versions="cell"``, even if there are deletes."""
 COMMUTING: Final = frozenset({"max", "min", "sum", "bool_and", "bool_or"})
-"""Commutative strategies: under versions of cells every event counts, late events too."""
+"""Commutative strategies. With ``versions="cell"`` every event counts, even a late event."""
 WITHOUT_DELETES: Final = COMMUTING | {"first", "first_non_null"}
-"""Strategies that are also independent of arrival order if the spec has no deletes."""
+"""Strategies whose result is independent of arrival order only if the spec has no deletes."""
 LISTS: Final = frozenset({"append", "union", "collect"})
 
 
 @dataclass(frozen=True, repr=False)
 class Strategy:
-    """A merge strategy, created by functions of this module.  ``parts``: strategies by field, for ``fields``."""
+    """A merge strategy, created by functions of this module. ``parts``: the strategy of each field, for ``fields``."""
 
     name: str
     limit: int | None = None
@@ -53,7 +53,7 @@ class Strategy:
         return f"dd.{self.name}({', '.join(given)})"
 
     def to_json(self) -> Any:
-        """Write the name, or an object with name and non-default options, for `of_json`."""
+        """Write the strategy as JSON for `of_json`: its name, or an object with its name and non-default options."""
         every = {
             "limit": self.limit,
             "separator": self.separator,
@@ -65,11 +65,11 @@ class Strategy:
 
     @classmethod
     def of_json(cls, given: Any) -> Strategy:
-        """Read the JSON of `to_json`.  Raises `SpecError` if it is invalid."""
+        """Read the JSON that `to_json` writes. Raises `SpecError` if the JSON is invalid."""
         if isinstance(given, str):
             given = {"name": given}
         if not isinstance(given, dict) or given.get("name") not in MAKERS:
-            raise SpecError("a strategy from JSON", repr(given), f"give one of {sorted(MAKERS)}")
+            raise SpecError("a strategy from JSON", repr(given), f"use one of {sorted(MAKERS)}")
         arguments = {name: value for name, value in given.items() if name != "name"}
         parts = arguments.pop("fields", None)
         if "default" in arguments:
@@ -79,10 +79,10 @@ class Strategy:
                 return fields({name: cls.of_json(each) for name, each in parts.items()}, **arguments)
             return MAKERS[given["name"]](**arguments)
         except (TypeError, AttributeError) as error:
-            raise SpecError("a strategy from JSON", f"{given!r} ({error})", "give what to_json() wrote") from None
+            raise SpecError("a strategy from JSON", f"{given!r} ({error})", "pass the result of to_json()") from None
 
     def supports_type(self, kind: pa.DataType) -> bool:
-        """Tell whether the strategy can merge cells of a type.  O(1), for ``fields`` O(fields)."""
+        """Tell whether the strategy can merge cells of a type. O(1), or O(fields) for the strategy ``fields``."""
         if self.name == "fields":
             return bool(pat.is_struct(kind)) and not self.list_unsupported_fields(kind)
         return WORKS[self.name][0](kind)
@@ -93,7 +93,7 @@ class Strategy:
         return WORKS[self.name][1]
 
     def list_unsupported_fields(self, kind: pa.DataType) -> list[str]:
-        """List the named fields missing in a struct, and the fields of a type that their strategy cannot merge."""
+        """List the named fields that a struct lacks, and the fields whose strategy cannot merge their type."""
         there = {kind.field(i).name: kind.field(i).type for i in range(kind.num_fields)}
         named = dict(self.parts or ())
         out = [name for name in named if name not in there]
@@ -103,7 +103,7 @@ class Strategy:
 
 def _build_limited_strategy(name: str, limit: int | None) -> Strategy:
     if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
-        raise SpecError(f"dd.{name}(limit={limit!r})", "that is no length", "give a whole number, 1 or more")
+        raise SpecError(f"dd.{name}(limit={limit!r})", "that is not a length", "use a whole number, 1 or more")
     return Strategy(name, limit=limit)
 
 
@@ -116,7 +116,7 @@ def last() -> Strategy:
 
 
 def last_non_null() -> Strategy:
-    """Keep the new cell; if it is null, keep the stored cell.  This is the default.
+    """Keep the new cell. If the new cell is null, keep the stored cell. The strategy `last_non_null` is the default.
 
     Works on all types.  (Pinot: OVERWRITE.)
     """
@@ -129,7 +129,7 @@ def first() -> Strategy:
 
 
 def first_non_null() -> Strategy:
-    """Keep the stored cell; if it is null, keep the new cell.
+    """Keep the stored cell. If the stored cell is null, keep the new cell.
 
     Works on all types.  (Pinot: IGNORE.)
     """
@@ -137,7 +137,7 @@ def first_non_null() -> Strategy:
 
 
 def max() -> Strategy:
-    """Keep the greater cell.  A null loses against any value; NaN is the greatest number.
+    """Keep the greater cell.  Any value wins over null, and NaN is the greatest number.
 
     Works on numbers, text, binary, dates, times and decimals.
     """
@@ -145,7 +145,7 @@ def max() -> Strategy:
 
 
 def min() -> Strategy:
-    """Keep the smaller cell.  A null loses against any value; NaN is the greatest number.
+    """Keep the smaller cell.  Any value wins over null, and NaN is the greatest number.
 
     Works on numbers, text, binary, dates, times and decimals.
     """
@@ -153,7 +153,7 @@ def min() -> Strategy:
 
 
 def sum() -> Strategy:
-    """Add the cells up, in the column's type.  Nulls are ignored.
+    """Sum the cells, in the column's type.  Nulls are ignored.
 
     Works on integers, float32, float64, durations, and decimals of up to 38 digits.  If a sum does not fit the type,
     the step fails with `MergeOverflow`.  (Pinot: INCREMENT.)
@@ -188,7 +188,9 @@ def append(limit: int | None = None) -> Strategy:
 
 
 def union(limit: int | None = None) -> Strategy:
-    """Append the elements of the new list that the stored list lacks, in order of first appearance.  Works on lists.
+    """Append the elements of the new list that are not in the stored list, in order of first appearance.
+
+    Works on lists.
 
     Parameters
     ----------
@@ -199,9 +201,10 @@ def union(limit: int | None = None) -> Strategy:
 
 
 def collect(limit: int | None = None) -> Strategy:
-    """Collect the values of all events in a list: a column of type T in the input becomes a list of T in the row.
+    """Collect the values of all events in a list.
 
-    Works on all types but lists; use `append` for lists.
+    If the input's column has type T, the row's column has type list of T. Works on all types except lists. For lists,
+    use `append`.
 
     Parameters
     ----------
@@ -212,7 +215,7 @@ def collect(limit: int | None = None) -> Strategy:
 
 
 def join_text(separator: str = ",") -> Strategy:
-    """Join the stored and the new text with ``separator``.  Nulls are ignored.  Works on text.
+    """Join the stored text and the new text with ``separator`` between the two. Nulls are ignored. Works on text.
 
     Parameters
     ----------
@@ -225,12 +228,12 @@ def join_text(separator: str = ",") -> Strategy:
         If the separator is not text.
     """
     if not isinstance(separator, str):
-        raise SpecError(f"dd.join_text({separator!r})", "the separator is no text", "give text, such as ', '")
+        raise SpecError(f"dd.join_text({separator!r})", "the separator is not text", "pass text, such as ', '")
     return Strategy("join_text", separator=separator)
 
 
 def fields(parts: Mapping[str, Strategy], default: Strategy | None = None) -> Strategy:
-    """Merge a struct field by field.  Works on structs whose fields fit their strategies.
+    """Merge a struct field by field. Works on structs if the strategy of each field supports the type of the field.
 
     Parameters
     ----------
@@ -250,11 +253,11 @@ def fields(parts: Mapping[str, Strategy], default: Strategy | None = None) -> St
     dd.fields({'visits': dd.sum()}, default=dd.last())
     """
     if not isinstance(parts, Mapping):
-        raise SpecError("dd.fields", f"parts= is {parts!r:.200}", "give {field: strategy}")
+        raise SpecError("dd.fields", f"parts= is {parts!r:.200}", "pass {field: strategy}")
     parse_column_names(list(parts), "dd.fields", "parts")
     for name, each in (*parts.items(), *([("default", default)] if default else [])):
         if not isinstance(each, Strategy):
-            raise SpecError(f"dd.fields of {name!r}", f"{each!r} is no strategy", "give dd.last(), dd.sum(), ...")
+            raise SpecError(f"dd.fields of {name!r}", f"{each!r} is not a strategy", "use dd.last(), dd.sum(), ...")
         if each.name == "collect":
             raise SpecError(f"dd.fields of {name!r}", "dd.collect() changes the type of a column", "use dd.append()")
     return Strategy("fields", parts=tuple(parts.items()), default=default)
@@ -302,7 +305,7 @@ WORKS: Final[dict[str, tuple[Callable[[pa.DataType], bool], str]]] = {
     "bool_or": (pat.is_boolean, "booleans"),
     "append": (_is_list, "lists"),
     "union": (_is_list, "lists"),
-    "collect": (lambda kind: not _is_list(kind), "all types but lists, for which dd.append() is"),
+    "collect": (lambda kind: not _is_list(kind), "all types but lists (use dd.append() for lists)"),
     "join_text": (is_text, "text"),
     "fields": (pat.is_struct, "structs whose fields fit"),
 }

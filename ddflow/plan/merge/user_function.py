@@ -1,13 +1,13 @@
 """Call user functions in merges and machines, and describe them by name and code digest.
 
-A function of batches is called in rounds. A round has the next event of each key; keys are sorted by chain length, so
-the keys of a round are a prefix of the previous round's keys. The number of calls is the length of the longest chain,
-so a hot key costs calls. A function of scalars gets records. A record has a field for each column of a word type and a
-boolean field ``<column>_null``; the value of a null is 0. JSON holds no code, so a plan read from JSON has an
-`AbsentFunction`: a name and a digest.
+ddflow calls a function of batches in rounds. In a round, the function gets the next event of each key that still has
+events. Keys are sorted by their number of events, so the keys of a round are a prefix of the previous round's keys. The
+number of calls is the number of events of the key with the most events. A function of scalars is compiled, and gets
+records. A record has a field for each column of a word type and a boolean field ``<column>_null``; the value of a null
+is 0. JSON contains no code. So a plan that is read from JSON has an `AbsentFunction`, which has a name and a digest.
 
-Guarantees: the result equals calling the function key by key, event by event. Any fault of a function refuses the step
-before state changes.
+Guarantees: the result is the same as if ddflow called the function key by key and event by event. If a function fails,
+ddflow refuses the step before any state changes.
 """
 
 import sys
@@ -37,14 +37,18 @@ from ddflow.plan.text.formulas import digest_code, find_code_name
 
 
 class EventChains:
-    """The chain of events to fold for each key, arranged in rounds.  O(p + g log g).
+    """For each key, the chain of events to fold. The events are arranged in rounds. O(p + g log g).
 
     ``walked``: m (key, time) groups of g keys.  ``action``: uint8[p], by place: SKIP, TAKE or CLEAR.
 
-    ``keys``: int64[g], longest chains first.  ``offsets``: int64[rounds + 1], the start of each round.  Three arrays
-    describe the acting events, by round: ``rows``, int64, the event; ``takes``, true for TAKE and false for CLEAR;
-    ``ends``, true for the last event of its (key, time).  ``shown``: int64[m], the number of the end, counted from 0,
-    that each (key, time) shows.  If its key has no end yet, it is the number of ends plus the number of the key.
+    ``keys``: int64[g], longest chains first. ``offsets``: int64[rounds + 1], the start of each round. Three arrays have
+    one item for each event that is not skipped, sorted by round:
+    ``rows``: int64, the number of the event.
+    ``takes``: true for TAKE, false for CLEAR.
+    ``ends``: true for the last event of a (key, time).
+    ``shown``: int64[m]. For each (key, time), the number of the event whose row is shown, counted from 0 among the
+    events with ``ends`` true. If the key has no event to show so far, the item is the count of all events with ``ends``
+    true, plus the number of the key.
 
     >>> few = lambda *values: np.array(values, np.int32)
     >>> walked = EventsByKey(few(0, 1, 2), few(0, 1, 2, 3), few(0, 1, 3))  # one event of a key, two of another
@@ -89,12 +93,12 @@ class EventChains:
 
 
 def find_function_name(function: Any) -> str:
-    """Return a function's name, for messages."""
+    """Return the name of a function for messages."""
     return str(getattr(function, "__qualname__", type(function).__qualname__))
 
 
 def pick_rows(batch: pa.RecordBatch, places: Ints) -> pa.RecordBatch:
-    """Take some rows of a batch.  O(places) a column."""
+    """Return a batch that has only the selected rows of the given batch. O(places) a column."""
     return batch.take(pa.array(places))
 
 
@@ -115,7 +119,7 @@ def call_batch_function(
     try:
         made = function(*given)
     except Exception as error:
-        raise build_merger_error(asked, f"it raised {type(error).__name__}: {error}", "mend it") from error
+        raise build_merger_error(asked, f"it raised {type(error).__name__}: {error}", "fix the function") from error
     if not isinstance(made, pa.RecordBatch):
         raise build_merger_error(
             asked, f"it returned a {type(made).__name__}", f"return a record batch of {schema.names}"
@@ -125,7 +129,7 @@ def call_batch_function(
     try:
         return to_batch(conform_to_schema(pa.Table.from_batches([made]), schema, "what it returned"))
     except SchemaMismatch as error:
-        remedy = f"return columns of these types, and null only where they allow it: {schema.to_string()}"
+        remedy = f"return columns of these types, and nulls only in nullable columns: {schema.to_string()}"
         raise build_merger_error(asked, f"{error.asked}: {error.found}", remedy) from error
 
 
@@ -135,7 +139,7 @@ def build_merger_error(asked: str, found: str, remedy: str) -> MergerFailed:
 
 
 class Merger:
-    """A caller of ``function``, which merges stored and new rows.
+    """A caller of a user's ``function``. The function merges stored rows and new rows.
 
     ``input``: the input's name, for messages.  ``schema``: the row's columns.  ``fixed``: the columns that the function
     may not change.  ``secret``: the secret for hashes.
@@ -160,13 +164,13 @@ class Merger:
     ) -> None:
         self.function, self.schema, self.fixed, self.secret = function, schema, fixed, secret
         self.asked = f"the merger {find_function_name(function)} of {input!r}"
-        # Keys without a stored row have a row of nulls until it is dropped.
+        # During a fold, a key without a stored row has a row of nulls. So all fields of ``loose`` are nullable.
         self.loose = pa.schema([field.with_nullable(True) for field in schema])
 
     def fold_event_chains(
         self, chains: EventChains, given: pa.RecordBatch, held: pa.RecordBatch, live: Any
     ) -> pa.RecordBatch:
-        """Fold the chains; return the last row of each (key, time), in the order of ``chains.ends``.
+        """Fold the chains. Return the last row of each (key, time), in the order of ``chains.ends``.
 
         ``given``: the events of all rounds.  ``held``: the stored row of each key with an event, in the order of
         ``chains.keys``.  ``live``: whether the key has a stored row; if not, its row in ``held`` is arbitrary.  Raises
@@ -196,7 +200,7 @@ class Merger:
         held, given = held.cast(self.schema), given.cast(self.schema)
         out = call_batch_function(self.function, (held, given), self.schema, self.asked)
         if out.num_rows != given.num_rows:
-            found = f"it returned {out.num_rows} rows for {given.num_rows}"
+            found = f"it returned {out.num_rows} rows for {given.num_rows} keys"
             raise build_merger_error(self.asked, found, "return one row for each key, in order")
         was, now = (compute_value_hashes(batch.select(self.fixed), self.secret) for batch in (given, out))
         if (was == now).all():
@@ -207,9 +211,10 @@ class Merger:
             wrong = np.flatnonzero((was != now) & (present != 0 if present.size else True))
             if wrong.size:
                 before, after = (row_values(batch.select(self.fixed), int(wrong[0])) for batch in (given, out))
-                found = f"it returned {after} for {before}"
-                raise build_merger_error(self.asked, found, "leave key and order columns as they are given")
-            # A missing order stays null, even if the function filled it.
+                found = f"it returned {after} instead of {before}"
+                raise build_merger_error(self.asked, found, "return key and order columns unchanged")
+            # If an order is null in a given row, the order is null in the result, even if the function returned a
+            # value.
             out = out.set_column(self.schema.get_field_index(name), self.schema.field(name), given.column(name))
         return out
 
@@ -219,7 +224,9 @@ KEYS = ("function", "python", "digest")
 
 @dataclass(frozen=True)
 class AbsentFunction:
-    """A function without its code.  ``python``: the Python version of the digest.  ``digest``: of its code.
+    """A function without its code. ``digest``: a digest of the code.
+
+    ``python``: the Python version that made the digest.
 
     >>> told = describe_function(len)
     >>> told["function"], AbsentFunction.of_json(told).name
@@ -234,14 +241,16 @@ class AbsentFunction:
 
     @classmethod
     def of_json(cls, given: Mapping[str, Any]) -> Self:
-        """Read the JSON of `describe_function`.  Raises `SpecError` if it is invalid."""
+        """Read the JSON that `describe_function` returns. Raises `SpecError` if the JSON is invalid."""
         texts = [given.get(name) for name in KEYS]
         if not all(isinstance(each, str) for each in texts):
-            raise SpecError("a function from JSON", repr(dict(given)), "give what to_json() wrote")
+            raise SpecError("a function from JSON", repr(dict(given)), "pass the result of to_json()")
         return cls(*map(str, texts))
 
     def __call__(self, *_: Any) -> NoReturn:
-        raise SpecError(f"run {self.name}", "the plan was read back, and no JSON holds code", "give the flow itself")
+        raise SpecError(
+            f"run {self.name}", "the plan was read from JSON, which contains no code", "pass the flow itself"
+        )
 
 
 def find_qualified_name(function: Any) -> str:
@@ -260,18 +269,22 @@ def describe_function(function: Any) -> dict[str, str]:
 
 
 def is_same_function(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Tell whether two functions may be the same: equal names, and equal digests if from the same Python version."""
+    """Tell whether two functions can be the same.
+
+    Two functions can be the same if their names are equal, and their digests are equal or from different Python
+    versions.
+    """
     told = one.get("python") != other.get("python") or one.get("digest") == other.get("digest")
     return bool(one.get("function") == other.get("function") and told)
 
 
 NULL = "_null"
-"""Suffix of the record fields that flag nulls."""
+"""Suffix of the names of record fields that mark nulls."""
 Records = np.ndarray[Any, np.dtype[Any]]
 
 
 def is_record_type(kind: pa.DataType) -> bool:
-    """Tell whether records have fields of this type: all word types except float16."""
+    """Tell whether records can have fields of this type. The allowed types are all word types except float16."""
     return is_word_type(kind) and not pat.is_float16(kind)
 
 
@@ -283,7 +296,10 @@ def _find_field_dtype(kind: pa.DataType) -> np.dtype[Any]:
 
 
 def build_record_type(schema: pa.Schema, what: str) -> np.dtype[Any]:
-    """Build the record type of some columns.  O(columns).  Raises `SpecError` if a null flag has a column's name."""
+    """Build the record type of some columns. O(columns).
+
+    Raises `SpecError` if the name of a null flag is also the name of a column.
+    """
     fields: list[tuple[str, np.dtype[Any]]] = []
     for field in schema:
         if is_record_type(field.type):
@@ -293,14 +309,14 @@ def build_record_type(schema: pa.Schema, what: str) -> np.dtype[Any]:
         if names.count(name) > 1:
             raise SpecError(
                 what,
-                f"the columns {name!r} and {name.removesuffix(NULL)!r} would have one field",
-                "rename one of them: behind a column's name, _null says whether it is null",
+                f"the columns {name!r} and {name.removesuffix(NULL)!r} would be the same field",
+                "rename one of them: _null after a column's name is the field that flags its nulls",
             )
     return np.dtype(fields)
 
 
 def convert_to_numbers(column: pa.Array) -> np.ndarray[Any, Any]:
-    """Return the values of a word type as a numpy array, times as integers; the value of a null is unspecified."""
+    """Return the values of a word type as a numpy array. Times become integers. The value of a null is unspecified."""
     if pat.is_boolean(column.type):
         return unpack_booleans(column).view(np.bool_)
     return view_values(column, _find_field_dtype(column.type))
@@ -336,7 +352,7 @@ def build_column_from_records(made: Records, field: pa.Field) -> pa.Array:
 
 
 def describe_fields(kind: np.dtype[Any], fixed: list[str], required: list[str]) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Describe record fields for `kernels.user_functions`.
+    """Describe the fields of records for `kernels.user_functions`.
 
     ``fixed``: fields that may not change.  ``required``: fields that may not be null.
     """
@@ -353,8 +369,8 @@ def describe_fields(kind: np.dtype[Any], fixed: list[str], required: list[str]) 
 def check_scalar_function(function: Callable[..., Any], asked: str, arguments: Mapping[str, Any]) -> None:
     """Refuse a scalar function if numba cannot compile it, or if it names a missing field.
 
-    ``arguments``: sample arguments by name, as the compiled loops pass them.  Raises `SpecError`.  Takes as long as a
-    compilation.
+    ``arguments``: sample arguments by name, as the compiled loops pass them. Raises `SpecError`. The check compiles
+    ``function``, so the check costs as much as one compilation.
     """
     from ddflow.kernels.user_functions import find_compile_error
 
@@ -363,6 +379,6 @@ def check_scalar_function(function: Callable[..., Any], asked: str, arguments: M
         return
     found = f"{find_function_name(function)} does not compile: {' '.join(str(error).split())[:500]}"
     if isinstance(error, KeyError):
-        found = f"{find_function_name(function)} names the field {error.args[0]!r}, which there is not"
+        found = f"{find_function_name(function)} names the field {error.args[0]!r}, which does not exist"
     fields = "; ".join(f"{name} has {list(each.dtype.names)}" for name, each in arguments.items())
-    raise SpecError(asked, found, f"mend f({', '.join(arguments)}), where {fields}") from None
+    raise SpecError(asked, found, f"fix f({', '.join(arguments)}), where {fields}") from None

@@ -1,10 +1,10 @@
-"""Compile a query in Spark's SQL, over the inputs of a flow and over collections, to a plan.
+"""Compile a query in Spark's SQL to a plan. The query reads inputs of a flow and collections.
 
 `QueryReader` parses the text and resolves its names; `lower.py` then lowers the query to verbs of
-`ddflow.plan.collection.Collection`. Nothing runs.
+`ddflow.plan.collection.Collection`. Compiling a query runs nothing.
 
-Guarantees: equal texts over equal tables give equal plans. An unsupported clause, or one that cannot be maintained
-incrementally, raises an error with its name and position. A query of a WITH is read once.
+Guarantees: equal texts over equal tables give equal plans. If a clause is unsupported or cannot be maintained
+incrementally, an error states the name and the position of the clause. Each query of a WITH clause is read only once.
 
 >>> import ddflow as dd
 >>> flow = dd.Flow()
@@ -75,7 +75,9 @@ _HOWS: Final = {
 
 
 class QueryReader(ClauseReader):
-    """A reader of queries.  ``tables``: the tables for FROM, by name.  ``columns_of``: returns a table's columns.
+    """A reader of queries. ``tables``: the tables that FROM can name.
+
+    ``columns_of``: a function that returns a table's columns.
 
     >>> reader = QueryReader({"orders": object()}, lambda of: ["id", "city"])
     >>> query = reader.read_sql("select city from orders o where id > 1")
@@ -96,7 +98,10 @@ class QueryReader(ClauseReader):
         self._taken: dict[str, int] = {}
 
     def read_sql(self, sql: str, sorted: bool = False) -> ResolvedQuery:
-        """Read the text of a query.  ``sorted``: whether its ORDER BY needs no LIMIT.  Raises `ExpressionError`."""
+        """Read the text of a query. ``sorted``: whether an ORDER BY without a LIMIT is allowed.
+
+        Raises `ExpressionError`.
+        """
         try:
             tree = parse_query(sql)
         except Refusal as refusal:
@@ -108,14 +113,17 @@ class QueryReader(ClauseReader):
         return self.read_query(tree, {}, None)
 
     def _record_function_position(self, node: Tree, sql: str) -> None:
-        """Record the position of a function without brackets, because the parser does not."""
+        """Record the position of a function that is called without brackets.
+
+        The parser does not record this position.
+        """
         word = re.search(rf"\b{re.escape(type(node).sql_names()[0])}\b", sql, re.IGNORECASE)
         if word is not None and "line" not in node.meta:
             line, begin = sql.count("\n", 0, word.start()) + 1, sql.rfind("\n", 0, word.start()) + 1
             node.meta.update(line=line, col=word.end() - begin, start=word.start(), end=word.end() - 1)
 
     def read_query(self, tree: Tree, withs: Withs, around: QueryScope | None) -> ResolvedQuery:
-        """Read a query or subquery.  ``withs``: the queries of the WITH clauses around it."""
+        """Read a query or subquery. ``withs``: the queries of all WITH clauses that enclose the query."""
         withs = self._read_with_clause(tree, withs)
         if isinstance(tree, exp.Subquery) and not list_unknown_clauses(tree, {"this", "with_"}):
             inner = tree.this
@@ -132,7 +140,7 @@ class QueryReader(ClauseReader):
         else:
             if not isinstance(tree, exp.Subquery):
                 raise build_query_error(
-                    tree, f"{type(tree).__name__.upper()} is no query", "write SELECT, VALUES or WITH"
+                    tree, f"{type(tree).__name__.upper()} is not a query", "write SELECT, VALUES or WITH"
                 )
             refuse_unknown_clauses(tree, {"this", "with_", "order", "limit", "offset"})
             made = self.read_query(tree.this, withs, around)
@@ -143,18 +151,20 @@ class QueryReader(ClauseReader):
         if written is None:
             return withs
         if written.args.get("recursive"):
-            raise build_query_error(written, "WITH RECURSIVE cannot be maintained", "write the steps out")
+            raise build_query_error(
+                written, "WITH RECURSIVE cannot be maintained", "write each step as a separate query"
+            )
         made = dict(withs)
         for number, each in enumerate(written.expressions):
             if find_matching_name(each.alias, [one.alias for one in written.expressions[:number]]):
                 raise build_query_error(
-                    each, f"two queries of WITH are called {each.alias!r}", "give each its own name"
+                    each, f"two queries of WITH are called {each.alias!r}", "use a different name for each"
                 )
             made[each.alias] = self._rename_columns(self.read_query(each.this, made, None), each.args.get("alias"))
         return made
 
     def _rename_columns(self, query: ResolvedQuery, alias: Tree | None) -> ResolvedQuery:
-        """Rename the columns of a query by the names after its alias, as in ``t(a, b)``."""
+        """Rename the columns of a query to the names in brackets after the alias, as in ``t(a, b)``."""
         names = [each.name for each in alias.args.get("columns") or ()] if alias is not None else []
         if not names:
             return query
@@ -167,13 +177,15 @@ class QueryReader(ClauseReader):
     def _build_table_leaf(self, of: Any, columns: Sequence[str], alias: str) -> TableLeaf:
         twice = sorted({each for each in columns if list(columns).count(each) > 1})
         if twice:
-            raise ExpressionError(ASKED, f"{alias!r} has several columns called {twice}", "give each its own alias")
+            raise ExpressionError(
+                ASKED, f"{alias!r} has several columns called {twice}", "use a different alias for each"
+            )
         self._taken[alias] = self._taken.get(alias, 0) + 1
         prefix = alias if self._taken[alias] == 1 else f"{alias}_{self._taken[alias]}"
         return TableLeaf(of, {name: f"{prefix}.{name}" for name in columns})
 
     def _add_order_and_limit(self, tree: Tree, made: ResolvedQuery) -> ResolvedQuery:
-        """Add the ORDER BY and LIMIT of a set operation or VALUES."""
+        """Add to a resolved query the ORDER BY and LIMIT that follow a set operation or VALUES."""
         if not list_unknown_clauses(tree, {"this", "expression", "distinct", "expressions", "with_", "alias"}):
             return made
         leaf = self._build_table_leaf(made, made.columns, "q")
@@ -191,8 +203,8 @@ class QueryReader(ClauseReader):
         self.in_set = before
         op = _SETS[type(tree)]
         if len(left.columns) != len(right.columns):
-            found = f"{op.upper()} of {len(left.columns)} columns and {len(right.columns)}"
-            raise build_query_error(tree, found, "select as many on both sides")
+            found = f"{op.upper()} of {len(left.columns)} and {len(right.columns)} columns"
+            raise build_query_error(tree, found, "select the same number of columns on both sides")
         return SetQuery(left.columns, left.outer | right.outer, op, not tree.args.get("distinct"), left, right)
 
     def _read_values(self, tree: Tree) -> ValuesQuery:
@@ -200,7 +212,7 @@ class QueryReader(ClauseReader):
         rows = [[self.read_expression(each, QueryScope(None, self.asking), None) for each in row] for row in rows]
         if len({len(row) for row in rows}) != 1 or not rows[0]:
             raise build_query_error(
-                tree, "the rows of VALUES are empty or differ in length", "give each as many values"
+                tree, "the rows of VALUES are empty or differ in length", "write the same number of values in each row"
             )
         return ValuesQuery([f"col{i + 1}" for i in range(len(rows[0]))], set(), rows)
 
@@ -235,7 +247,7 @@ class QueryReader(ClauseReader):
         else:
             what = shorten_tree_sql(tree) if isinstance(tree, exp.Table) else tree.key.upper()
             found = f"{what} in FROM is not supported"
-            raise build_query_error(tree, found, "name an input, a collection, a WITH, or write a subquery")
+            raise build_query_error(tree, found, "name an input, a collection or a query of WITH, or write a subquery")
         if alias is not None and alias.args.get("columns"):
             of = self._rename_columns(of if isinstance(of, ResolvedQuery) else self._select_all(of), alias)
             columns = of.columns
@@ -257,7 +269,7 @@ class QueryReader(ClauseReader):
             return withs[found]
         found = find_matching_name(tree.name, self.tables)
         if found is None:
-            remedy = did_you_mean(tree.name, [*withs, *self.tables])
+            remedy = did_you_mean(tree.name, [*withs, *self.tables], "tables")
             raise build_query_error(tree, f"there is no table {tree.name!r}", remedy)
         self.used.append(self.tables[found])
         return self.tables[found]
@@ -274,10 +286,12 @@ class QueryReader(ClauseReader):
         right, other = self._read_relation(tree.this, withs)
         clash = [each for each in other.aliases if find_matching_name(each, names.aliases)]
         if clash:
-            raise build_query_error(tree, f"two tables are called {clash[0]!r}", "give one an alias of its own")
+            raise build_query_error(
+                tree, f"two tables are called {clash[0]!r}", "use a different alias for one of them"
+            )
         both, using = names.combine_names(other), [each.name for each in tree.args.get("using") or ()]
         if tree.args.get("using") == []:
-            raise build_query_error(tree, "USING names no column", "name one at least, or write CROSS JOIN")
+            raise build_query_error(tree, "USING names no column", "name at least one column, or write CROSS JOIN")
         if tree.method:
             using = [
                 each.name
@@ -296,19 +310,22 @@ class QueryReader(ClauseReader):
 
 
 def _merge_using_columns(how: str, left: VisibleColumn, right: VisibleColumn) -> Tree:
-    """Build the single column that USING makes from two columns."""
+    """Build the column that USING makes from two columns with the same name."""
     if how == "full":
         return build_call("coalesce", left.tree, right.tree)
     return (right if how == "right" else left).tree.copy()
 
 
 class PlannedQuery(NamedTuple):
-    """A planned query.  ``by``: the order of its rows, in the form of `top`."""
+    """A planned query. ``by``: the order of the rows, in the syntax of the verb `top`."""
 
     of: Any
     by: list[str]
     columns: list[str]
-    """The columns of the query; more columns follow in the collection if the order needs them."""
+    """The columns of the query.
+
+    Besides the columns of the result, the collection can have columns that only the order needs.
+    """
 
 
 def plan_sql(flow: Any, text: str, collections: Mapping[str, Any]) -> Any:
@@ -317,20 +334,23 @@ def plan_sql(flow: Any, text: str, collections: Mapping[str, Any]) -> Any:
 
 
 def plan_sorted_query(flow: Any, text: str) -> PlannedQuery:
-    """Build the collection of a query over inputs, and the order of its ORDER BY.  The ORDER BY needs no LIMIT.
+    """Build the collection of a query over inputs, and return the order that ORDER BY gives. A LIMIT is not required.
 
-    Raises the errors of `ddflow.plan.plan.Plan.sql`; `ExpressionError` if SELECT DISTINCT lacks a column of the order.
+    Raises the errors of `ddflow.plan.plan.Plan.sql`. Raises `ExpressionError` if SELECT DISTINCT lacks a column that
+    ORDER BY needs.
     """
     return _plan_query(flow, text, {}, True)
 
 
 def _plan_query(flow: Any, text: str, collections: Mapping[str, Any], sorted: bool) -> PlannedQuery:
     if not isinstance(text, str):
-        raise ExpressionError(ASKED, f"it is given {text!r:.99}", "give a query as text")
+        raise ExpressionError(ASKED, f"the query is {text!r:.99}", "pass the query as text")
     for name, each in collections.items():
         if getattr(each, "flow", None) is not flow:
             raise SpecError(
-                ASKED, Option(name) + f" is {each!r:.99}, no collection of this flow", "build it in this flow"
+                ASKED,
+                Option(name) + f" is {each!r:.99}, which is not a collection of this flow",
+                "build it in this flow",
             )
     tables = {**flow.inputs, **collections}
 
@@ -353,12 +373,15 @@ def _plan_query(flow: Any, text: str, collections: Mapping[str, Any], sorted: bo
         flow.nodes[:] = nodes  # drop the collections of the failed query
         if isinstance(error, DdflowError):
             raise
-        remedy = "make collections of its parts, and pass them by name"
+        remedy = "build collections from its parts, and pass them by name"
         raise ExpressionError(ASKED, "the query is nested too deeply", remedy) from error
 
 
 def _extract_final_order(query: ResolvedQuery) -> list[str]:
-    """Return the order of a query's rows, and add its missing columns to the query.  Clear an order without LIMIT."""
+    """Return the order of a query's rows, and add the columns of the order to the query.
+
+    Remove an ORDER BY without a LIMIT.
+    """
     if not isinstance(query, SelectQuery):
         return []
     by = list[str]()
@@ -369,7 +392,9 @@ def _extract_final_order(query: ResolvedQuery) -> list[str]:
         if name is None:
             if query.distinct:
                 raise build_query_error(
-                    query.written, f"ORDER BY {shorten_tree_sql(tree)} is not in SELECT DISTINCT", "select it"
+                    query.written,
+                    f"ORDER BY {shorten_tree_sql(tree)} is not in SELECT DISTINCT",
+                    "add it to the select list",
                 )
             name = find_free_name(shorten_tree_sql(tree), query.columns)
             query.columns.append(name)
@@ -381,9 +406,11 @@ def _extract_final_order(query: ResolvedQuery) -> list[str]:
 
 
 def _list_used_inputs(flow: Any, used: Iterable[Any]) -> list[Any]:
-    """List the inputs of some collections; all inputs if they have none.  O(nodes)."""
+    """List the inputs that some collections read. If the collections read no input, list all inputs. O(nodes)."""
     found = walk_inputs(used)
     inputs = list(flow.inputs.values())
     if not inputs:
-        raise SpecError(ASKED, "the flow has no inputs, whose first event VALUES begins with", "add one before")
+        raise SpecError(
+            ASKED, "the flow has no inputs, and VALUES starts with the first event of an input", "add an input first"
+        )
     return [each for each in inputs if each in found] or inputs

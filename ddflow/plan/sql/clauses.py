@@ -1,6 +1,7 @@
-"""Read the clauses of a SELECT: its list, conditions, groups and order, and the expressions in them.
+"""Read the clauses of a SELECT: the select list, conditions, groups and order, with all expressions.
 
-Guarantees: a name resolves to one column, or its error lists candidates; the error for a window suggests other SQL.
+Guarantees: a name resolves to one column, or raises an error that lists similar names. For a window function, the error
+suggests other SQL.
 
 >>> from ddflow.expressions.parse import parse_expression
 >>> names, read = QueryScope(None), ClauseReader().read_expression
@@ -45,11 +46,11 @@ from ddflow.plan.sql.query import (
 )
 
 _OUTER, _INNER = "T", "b"
-_BY_PLACE: Final = "row_number() <= k can; compute others over the rows that are read, with DuckDB or Polars"
+_BY_PLACE: Final = "use row_number() <= k, or compute the window over the rows that you read, with DuckDB or Polars"
 
 
 def suggest_replacement(window: Tree) -> str:
-    """Suggest SQL that replaces a window, for the remedy of an error.  O(query).
+    """Suggest SQL that replaces a window function. An error shows the suggestion. O(query).
 
     >>> from ddflow.expressions.parse import parse_expression
     >>> suggest_replacement(parse_expression("rank() over (partition by city order by n desc)").tree)
@@ -70,11 +71,12 @@ def suggest_replacement(window: Tree) -> str:
     if remedy == _BY_PLACE or not (named or (query is not None and query.args.get("group"))):
         return remedy
     columns = "".join(f", with {told} as {each.name}" for told, each in named.items())
-    return f"name the query of the groups{columns}, as T in a WITH, and over it {remedy.partition(', with T')[0]}"
+    begin = f"put the grouped query{columns}," if columns else "put the grouped query"
+    return f"{begin} into a WITH as T, and over it {remedy.partition(', with T')[0]}"
 
 
 def _write_window_replacement_sql(window: Tree) -> str:
-    """Write SQL that replaces a window over a table."""
+    """Write SQL that replaces a window function over a table."""
     name, order = window.this.name.lower(), window.args.get("order")
     parts = [
         f"{_qualify_columns(each, _INNER)} <=> {_qualify_columns(each, _OUTER)}"
@@ -98,7 +100,7 @@ def _write_subquery(begin: str, conditions: list[str]) -> str:
 
 
 def _write_precedes_condition(order: list[Tree], equal: str = "") -> str:
-    """Write the condition that a row precedes another in an order, or equals it."""
+    """Write an SQL condition that is true if one row comes before another row, or at the same place, in an order."""
     ways = list[str]()
     for place, each in enumerate(order):
         same = [f"{_qualify_columns(one.this, _INNER)} = {_qualify_columns(one.this, _OUTER)}" for one in order[:place]]
@@ -112,7 +114,7 @@ def _write_precedes_condition(order: list[Tree], equal: str = "") -> str:
 
 
 def _qualify_columns(tree: Tree, table: str) -> str:
-    """Write an expression over the columns of a table."""
+    """Write an expression as SQL, with the table's name before each column."""
 
     def qualify_column(node: Tree) -> Tree | None:
         if not isinstance(node, exp.Column) or isinstance(node.this, exp.Star):
@@ -152,8 +154,8 @@ _READ: Final[dict[Any, set[str]]] = {
     exp.LimitOptions: {"rows"},
     exp.Offset: {"expression"},
 }
-"""The supported clauses of each kind of node; `refuse_unsupported_clauses` refuses all others."""
-_LISTED: Final = "docs/sql.md lists what is"
+"""The supported clauses of each kind of node. `refuse_unsupported_clauses` refuses all clauses that are not listed."""
+_LISTED: Final = "docs/sql.md lists what is supported"
 _WORDS: Final = {
     "laterals": "LATERAL VIEW",
     "sample": "TABLESAMPLE",
@@ -202,16 +204,22 @@ class ClauseReader:
         self.nested: list[Subquery] = []
         self.sorted: Tree | None = None
         self.asking: QueryScope | None = None
-        """The names of the query around the current subquery."""
+        """The names of the query that contains the current subquery."""
         self.in_set = False
-        """Whether the query is a side of a set operation; its stars then pass no future columns to the other side."""
+        """Whether the query is one side of a set operation.
+
+        If True, a star does not include columns that are added to a table later.
+        """
 
     def read_query(self, tree: Tree, withs: Any, around: QueryScope | None) -> ResolvedQuery:
         """Read a query; see `QueryReader`."""
         raise NotImplementedError
 
     def read_expression(self, tree: Tree, names: QueryScope, withs: Any, first: Aliases | None = None) -> Tree:
-        """Resolve the names of an expression.  ``first``: names that precede columns, except in aggregates."""
+        """Resolve the names of an expression.
+
+        ``first``: names that, outside of aggregates, take precedence over columns.
+        """
 
         def resolve_node(node: Tree) -> Tree | None:
             if isinstance(node, exp.Column):
@@ -235,16 +243,16 @@ class ClauseReader:
                     tree, f"{shorten_tree_sql(tree)} has an aggregate within an aggregate", "use a subquery in FROM"
                 )
             if find_query_column_names(each) and find_query_column_names(each) <= names.outer:
-                found = f"{shorten_tree_sql(each)} aggregates columns of the query around"
+                found = f"{shorten_tree_sql(each)} aggregates columns of the outer query"
                 raise build_query_error(
-                    each, found, "compute it in a subquery in FROM of that query, and use its column here"
+                    each, found, "compute it in a subquery in FROM of the outer query, and use its column here"
                 )
         return out
 
     def _resolve_subquery(self, node: Tree, names: QueryScope, withs: Any, first: Aliases | None) -> Tree | None:
-        """Read a subquery as a `SubqueryNode`; None for another node.  Raises for an unsupported node."""
+        """Read a subquery as a `SubqueryNode`; return None for any other node.  Raises `ExpressionError`."""
         if isinstance(node, CHANGING):
-            remedy = "bring the value in as a column or a literal"
+            remedy = "use a column or a literal instead"
             raise build_query_error(node, f"{shorten_tree_sql(node)} differs from call to call", remedy)
         if isinstance(node, exp.Window) and node.this.expressions:
             raise build_query_error(node, f"{shorten_tree_sql(node.this)} has arguments", "write row_number()")
@@ -270,13 +278,16 @@ class ClauseReader:
         query = self.read_query(tree, withs or {}, names)
         self.asking = asking
         if kind != "exists" and len(query.columns) != max(len(operands), 1):
-            found = f"a subquery of {len(query.columns)} columns where {max(len(operands), 1)} can be"
-            raise build_query_error(tree, found, "select as many")
+            found = f"a subquery of {len(query.columns)} columns instead of {max(len(operands), 1)}"
+            raise build_query_error(tree, found, "select that many columns")
         self.nested.append(Subquery(kind, query, tree))
         return SubqueryNode.build_placeholder(len(self.nested) - 1, operands)
 
     def _check_function(self, node: Tree) -> None:
-        """Refuse unknown functions and functions that cannot be maintained; lower the case of the name."""
+        """Refuse unknown functions, and functions that cannot be maintained incrementally.
+
+        Write the name in lower case.
+        """
         name = CALLED.get(node.name.lower(), node.name.lower())
         node.set("this", name)
         if name in NAMES or (name == "row_number" and isinstance(node.parent, exp.Window)):
@@ -307,7 +318,7 @@ class ClauseReader:
         if tree.args.get("distinct") is not None and tree.args["distinct"].args.get("on") is not None:
             raise build_query_error(tree, "DISTINCT ON is not supported", "write row_number() over (...) = 1")
         if not tree.expressions:
-            raise build_query_error(tree, "SELECT names no column", "name one at least, or *")
+            raise build_query_error(tree, "SELECT names no column", "name at least one column, or *")
         out = SelectQuery([], names.outer, [], source, written=tree)
         args = tree.args
         if args.get("where") is not None:
@@ -337,7 +348,7 @@ class ClauseReader:
                 raise build_query_error(tree, f"{shorten_tree_sql(tree)} is not supported", "name the columns")
             found = names.list_star_columns(tree, None if star is tree else tree.table)
             if not found:
-                raise build_query_error(tree, "there is no table that * stands for", "write FROM")
+                raise build_query_error(tree, "there is no table for *", "add FROM")
             out.starred |= {*range(len(out.items), len(out.items) + len(found))}
             for alias, each in groupby(found, key=lambda each: each.alias):
                 begin, some = len(out.items), list(each)
@@ -354,7 +365,10 @@ class ClauseReader:
         out.items.append(item)
 
     def _read_groups(self, tree: Tree, out: SelectQuery, names: QueryScope, withs: Any) -> list[Tree]:
-        """Read the groups of GROUP BY: expressions, or names or positions of the select list."""
+        """Read the groups of GROUP BY.
+
+        A group is an expression, or the name or position of a column of the select list.
+        """
         if tree.args.get("all"):
             return [each for each in out.items if not find_aggregates(each)]
         groups = list[Tree]()
@@ -371,11 +385,13 @@ class ClauseReader:
         return groups
 
     def _find_item_by_number(self, tree: Tree, out: SelectQuery) -> Tree | None:
-        """Return the column of the select list with this number; None if ``tree`` is not a number."""
+        """Return the column of the select list at position ``tree``. Return None if ``tree`` is not a number."""
         if not isinstance(tree, exp.Literal) or tree.is_string:
             return None
         if not tree.name.isdecimal() or not 1 <= int(tree.name) <= len(out.items):
-            raise build_query_error(tree, f"there is no column {tree.name} of {len(out.items)}", "count from 1")
+            raise build_query_error(
+                tree, f"there is no column {tree.name} of {len(out.items)}", "count the columns from 1"
+            )
         return out.items[int(tree.name) - 1].copy()
 
     def read_order_and_limit(self, tree: Tree, out: SelectQuery, names: QueryScope, withs: Any = None) -> None:
@@ -383,9 +399,9 @@ class ClauseReader:
         order, limit, offset = (tree.args.get(each) for each in ("order", "limit", "offset"))
         if order is not None and limit is None and tree is not self.sorted:
             remedy = (
-                "a collection and its differences have no order: add LIMIT for a top, or sort the rows that are read"
+                "a collection and its differences have no order: add LIMIT for a top, or sort the rows that you read"
             )
-            shell = "ddflow sql without --diff prints its answer as the last ORDER BY says"
+            shell = "ddflow sql without --diff prints its answer in the order of the last ORDER BY"
             raise build_query_error(order, "ORDER BY without LIMIT", f"{remedy}; {shell}")
         if offset is not None and limit is None:
             raise build_query_error(offset, "OFFSET without LIMIT", "add LIMIT")
@@ -418,7 +434,10 @@ def _parse_count(tree: Tree, least: int) -> int:
 
 
 def _is_exists(node: Tree) -> bool:
-    """Tell whether a call is EXISTS of VALUES or of a query in brackets; the parser reads them as calls."""
+    """Tell whether a function call is really EXISTS.
+
+    The parser reads EXISTS of VALUES, or of a query in brackets, as a call.
+    """
     named = isinstance(node, exp.Anonymous) and node.name.lower() == "exists" and len(node.expressions) == 1
     return named and isinstance(node.expressions[0], exp.Values | exp.Subquery)
 
@@ -436,7 +455,7 @@ def _is_inside_aggregate(node: Tree) -> bool:
 
 
 def list_unknown_clauses(tree: Tree, known: set[str]) -> list[str]:
-    """List the clauses of a node beyond the known ones."""
+    """List the clauses of a node that are not in ``known``."""
     return [key for key, value in tree.args.items() if key not in known and value not in (None, False, [])]
 
 
@@ -448,7 +467,7 @@ def refuse_unsupported_clauses(tree: Tree) -> None:
 
 
 def refuse_unknown_clauses(tree: Tree, known: set[str]) -> None:
-    """Raise `ExpressionError` for a clause beyond the known ones."""
+    """Raise `ExpressionError` for a clause that is not in ``known``."""
     for key in list_unknown_clauses(tree, known):
         value = tree.args[key]
         where = value[0] if isinstance(value, list) else value

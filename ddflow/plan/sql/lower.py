@@ -1,7 +1,7 @@
 """Lower a resolved query to verbs of collections, including limits and ranks.
 
 Guarantees: the plan of a query uses only verbs that are also available in Python. LIMIT and ``row_number() <= k``
-become `top`, which keeps the first rows of each part.
+become `top`, which keeps the first rows of each partition.
 
 >>> import ddflow as dd
 >>> people = dd.Flow().upserts("people", {"id": int, "n": int}, dd.Upsert(key="id"))
@@ -53,7 +53,7 @@ from ddflow.plan.sql.subqueries import CorrelationColumns, SubqueryLowering
 from ddflow.plan.sql.tables import FromLowering, split_rank_bound
 
 Bounds = Mapping[int, tuple[int, bool]]
-"""For each rank column: its upper bound, and whether the query reads it."""
+"""For each rank column: the upper bound of the rank, and whether the query reads the column."""
 
 
 def keep_first_rows(
@@ -65,7 +65,7 @@ def keep_first_rows(
     offset: int = 0,
     rank: str | None = None,
 ) -> Relation:
-    """Keep the first k rows of each part.  ``by``: logical names with their directions."""
+    """Keep the first k rows of each partition. ``by``: the order, as logical names with directions."""
     order = [f"{quote_name(rows.names[each])} {direction}" for each, direction in by]
     order = order or [f"{quote_name(rows.of.schema.names[0])} asc nulls first"]
     told = ("top", k, *order, None, *partition, None, offset, rank)
@@ -79,7 +79,7 @@ def keep_first_rows(
 
 
 class RankedRows:
-    """The rows of a query up to a rank.
+    """The rows of a query, limited to the first ranks.
 
     ``columns``: the select list.  ``extra``: other columns of the result.  ``qualify``: the conditions of QUALIFY.
     ``orders``: the items of ORDER BY.
@@ -106,7 +106,10 @@ class RankedRows:
         self.qualify, self.orders = list(qualify), orders
 
     def keep_rows_up_to_rank(self, rows: Relation, bounds: Bounds) -> tuple[Relation, Callable[[Tree], Tree]]:
-        """Keep the rows up to the rank; return them and a function to replace the window by the rank's column."""
+        """Keep the rows up to the rank bound.
+
+        Return the kept rows, and a function that replaces the window by the rank column.
+        """
         trees = [*(each.tree for each in self.columns), *self.qualify, *(tree for tree, _ in self.orders)]
         windows = {write_tree_sql(each): each for tree in trees for each in tree.find_all(exp.Window)}
         if not windows:
@@ -120,8 +123,8 @@ class RankedRows:
             if write_tree_sql(self.columns[index].tree.unnest()) == told:
                 k = most if k is None else min(k, most)
         if k is None or others:
-            found = f"{shorten_tree_sql(window)} {'beside another window' if others else 'without a bound'}"
-            remedy = "write it in a subquery, and row_number <= k in the WHERE around it, or in QUALIFY"
+            found = f"{shorten_tree_sql(window)} {'next to another window' if others else 'without a bound'}"
+            remedy = "write it in a subquery, and row_number <= k in the outer WHERE, or in QUALIFY"
             raise build_query_error(self.query.written if others else window, found, remedy)
         if k < 1:
             raise build_query_error(window, f"the bound of {shorten_tree_sql(window)} is {k}", "ranks begin with 1")
@@ -137,11 +140,11 @@ class RankedRows:
         return self.steps.filter_rows(rows, [replace_window(each) for each in left]), replace_window
 
     def _keep_first_rows(self, rows: Relation, window: Tree, k: int, read: Sequence[Tree], asked: bool) -> Relation:
-        """Keep the first k rows of each partition.  ``asked``: whether to add a column with their rank."""
+        """Keep the first k rows of each partition. ``asked``: whether to add a column with the rank of each row."""
         given = window.args.get("order")
         if given is None or window.args.get("spec") is not None:
             remedy = "write row_number() over (partition by ... order by ...)"
-            raise build_query_error(window, f"{shorten_tree_sql(window)} has no ORDER BY, or a frame", remedy)
+            raise build_query_error(window, f"{shorten_tree_sql(window)} has no ORDER BY, or has a frame", remedy)
         listed = [each for each in [*self.columns, *self.extra] if isinstance(each.tree, exp.Column)]
         parts = [
             ProjectedColumn(f"part {i}", shorten_tree_sql(each), each)
@@ -173,7 +176,7 @@ class RankedRows:
 
 
 def _replace_window_by_null(tree: Tree, told: str) -> Tree:
-    """Replace the window in a tree by null, so that only columns outside it count."""
+    """Replace the window function in a tree by null, so that columns inside of the window are ignored."""
     return replace_nodes(tree, lambda node: exp.null() if write_tree_sql(node) == told else None)
 
 
@@ -181,7 +184,10 @@ _NOTHING: Final = CorrelationColumns()
 
 
 class QueryLowering:
-    """A compiler of queries.  ``nested``: the subqueries.  ``constant``: builds a collection from columns and rows."""
+    """A compiler of queries. ``nested``: the subqueries.
+
+    ``constant``: a function that builds a collection from columns and rows.
+    """
 
     def __init__(self, nested: Sequence[Subquery], constant: Callable[[list[str], list[list[str]]], Any]) -> None:
         self._nested, self._constant = nested, constant
@@ -191,10 +197,10 @@ class QueryLowering:
         self._lowered: dict[Any, Relation] = {}
 
     def build_collection(self, query: ResolvedQuery) -> Any:
-        """Build the collection of a query, under the names of its columns."""
+        """Build the collection of a query. The columns have the names that the query gives."""
         twice = sorted({each for each in query.columns if query.columns.count(each) > 1})
         if twice:
-            raise ExpressionError(ASKED, f"several columns are called {twice}", "give each an alias of its own")
+            raise ExpressionError(ASKED, f"several columns are called {twice}", "use a different alias for each")
         rows = self.lower_query(query)
         made = [ProjectedColumn(name, name, build_column(str(index))) for index, name in enumerate(query.columns)]
         return self.steps.project_rows(rows, made, passes=True).of
@@ -205,7 +211,7 @@ class QueryLowering:
         return self._nested[place]
 
     def list_query_column_names(self, *trees: Tree) -> set[str]:
-        """List the logical names that trees and their subqueries read."""
+        """List the logical names that some trees and their subqueries read."""
         nested = (self.find_subquery(each).query.outer for tree in trees for each in tree.find_all(SubqueryNode))
         return find_query_column_names(*trees).union(*nested)
 
@@ -228,7 +234,7 @@ class QueryLowering:
         bounds: Bounds | None = None,
         exists: bool = False,
     ) -> Relation:
-        """Lower a query.  ``exists``: whether the caller only checks if it has rows."""
+        """Lower a query. ``exists``: whether the caller only checks if the query has rows."""
         if carry is not _NOTHING:
             return self._lower_uncached_query(query, carry, bounds or {}, exists)
         key = query, tuple(sorted((bounds or {}).items())), exists
@@ -311,7 +317,9 @@ class QueryLowering:
             if found is None:
                 if query.distinct:
                     raise build_query_error(
-                        query.written, f"ORDER BY {shorten_tree_sql(tree)} is not in SELECT DISTINCT", "select it"
+                        query.written,
+                        f"ORDER BY {shorten_tree_sql(tree)} is not in SELECT DISTINCT",
+                        "add it to the select list",
                     )
                 hidden.append(ProjectedColumn(f"order {len(hidden)}", shorten_tree_sql(tree), tree))
                 found = hidden[-1].logical
@@ -331,17 +339,18 @@ class QueryLowering:
     def aggregate_without_groups(
         self, query: SelectQuery, carry: CorrelationColumns, keys: Sequence[ProjectedColumn]
     ) -> GroupedRows:
-        """Aggregate by ``keys`` a query without GROUP BY; a key without rows has no result row."""
+        """Aggregate a query without GROUP BY, with one result row for each value of ``keys`` that occurs in a row."""
         used = self.list_query_column_names(*query.list_trees_after_where(), *(each.tree for each in keys))
         found = self._group_rows(self._lower_from(query, carry, {}, used), query, keys)
         if carry.domain is None:
             return found
-        # A column of the outer query has its value even if the subquery has no rows.
+        # If the subquery has no rows, columns of the outer query keep their values. So columns of the outer query are
+        # not read from the group.
         outer = {write_tree_sql(build_column(name)) for name in carry.domain.names}
         return found._replace(known={told: each for told, each in found.known.items() if told not in outer})
 
     def _group_rows(self, rows: Relation, query: SelectQuery, keys: Sequence[ProjectedColumn]) -> GroupedRows:
-        """Group the rows, after computing the subqueries within aggregates."""
+        """Compute the subqueries within aggregates, then group the rows."""
         found = {
             write_tree_sql(each): each for tree in query.list_trees_after_where() for each in find_aggregates(tree)
         }
@@ -352,7 +361,10 @@ class QueryLowering:
     def _lower_ungrouped_aggregate(
         self, query: SelectQuery, carry: CorrelationColumns, extra: Sequence[ProjectedColumn]
     ) -> tuple[Relation, Callable[[Tree], Tree]]:
-        """Aggregate without groups: one row, or one row for each row of the domain."""
+        """Aggregate without groups. The result has one row.
+
+        If the subquery has a domain, the result has one row for each row of the domain.
+        """
         outer = self.build_one_row() if carry.domain is None else carry.domain
         keys = [each._replace(logical=f"own {each.logical}") for each in extra]
         found = self.aggregate_without_groups(query, carry, keys)
@@ -366,10 +378,10 @@ class QueryLowering:
             rows = self.filter_by_condition(rows, over(each))
         return rows, over
 
-    # Lowering of set operations and VALUES.
+    # A compiler of set operations and of VALUES.
 
     def _lower_set_operation(self, query: SetQuery, carry: CorrelationColumns) -> Relation:
-        """Combine both sides under the column names of the left side, in common types."""
+        """Combine both sides. The result has the column names of the left side and the common types of both sides."""
         sides = [self.lower_query(each, carry) for each in (query.left, query.right)]
         logical = [*(str(index) for index in range(len(query.columns))), *(name for name, _ in carry.columns)]
         made: list[list[ProjectedColumn]] = [[], []]
@@ -391,7 +403,7 @@ class QueryLowering:
         return Relation(of, left.names)
 
     def _lower_values(self, query: ValuesQuery) -> Relation:
-        """Build rows of constants, each column in the common type of its values."""
+        """Build rows of constants. Each column has the common type of its values."""
         one, columns = pa.schema({"one": pa.int32()}), list[list[str]]()
         for trees in zip(*query.rows, strict=True):
             kinds = [compile_expression(write_tree_sql(each), one, what=shorten_tree_sql(each)).type for each in trees]
@@ -409,7 +421,7 @@ class QueryLowering:
 
 
 def _has_equal_rows(rows: Sequence[Sequence[str]]) -> bool:
-    """Tell whether two rows of constants may be equal, even with different SQL.  O(rows)."""
+    """Tell whether two rows of constants can be equal. Constants with different SQL texts can be equal. O(rows)."""
     one, found = pa.record_batch({"one": [1]}), set[tuple[str, ...]]()
     for row in rows:
         values = [compile_expression(cell, one.schema, what="a value")(one)[0] for cell in row]

@@ -1,9 +1,10 @@
-"""Represent a resolved query: its parts, their trees, and the scopes of names.
+"""Represent a resolved query by its parts, their syntax trees, and the scopes of names.
 
-Guarantees: a column in a resolved tree is one identifier, its *logical name* (``o.amount``), unique in the query. A
-name resolves to one tree, or raises an error with its position and the nearest names, as in Spark. A name of an
-enclosing query is recorded in ``outer`` of all queries in between. Trees are walked in loops instead of recursion,
-because the depth of a chain of ANDs is its length.
+Guarantees: in a resolved tree, each column is one identifier, the *logical name* of the column, such as ``o.amount``.
+Logical names are unique in the query. As in Spark, a name resolves to one tree, or raises an error with the position of
+the name and the most similar names. If a subquery names a column of an enclosing query, the name is recorded in
+``outer`` of the subquery and of each query between the two. Trees are walked in loops instead of recursion, because a
+chain of n ANDs is a tree of depth n.
 
 >>> SetQuery(["a"], set(), "union", True, ValuesQuery(["a"], set(), []), ValuesQuery(["a"], set(), [])).op
 'union'
@@ -29,7 +30,10 @@ _WORDS: Final = frozenset(ExpressionDialect.Tokenizer.KEYWORDS)
 
 
 class SubqueryNode(exp.Anonymous):
-    """A subquery within an expression: its number in the query, then the operands of IN."""
+    """A subquery within an expression.
+
+    The arguments of the node are the subquery's number in the query, and the operands of IN.
+    """
 
     key = "anonymous"
 
@@ -55,7 +59,10 @@ def build_query_error(tree: Tree, found: str, remedy: str) -> ExpressionError:
 
 
 def describe_place(tree: Tree) -> str:
-    """Describe the position of a part of a query, or of its nearest parent with a known position."""
+    """Describe the position of a part of a query.
+
+    If the part has no known position, describe the nearest parent that has one.
+    """
     if tree is None:
         return ""
     found = [node.meta for node in tree.walk() if "line" in node.meta]
@@ -79,7 +86,7 @@ def write_tree_sql(tree: Tree) -> str:
 
 
 def shorten_tree_sql(tree: Tree) -> str:
-    """Write a tree for a message, or as a name."""
+    """Write a tree in a short form, for a message or as a column name."""
     return shorten(write_tree_sql(tree).replace("`", ""), 80)
 
 
@@ -106,17 +113,20 @@ def build_call(name: str, *arguments: Tree) -> Tree:
 
 
 def build_cast(tree: Tree, kind: str) -> Tree:
-    """Build a cast to a type of SQL."""
+    """Build a cast to an SQL type."""
     return exp.Cast(this=tree.copy(), to=exp.DataType.build(kind, dialect="spark"))
 
 
 def find_query_column_names(*trees: Tree) -> set[str]:
-    """Return the logical names of the columns in trees, excluding subqueries."""
+    """Return the logical names of the columns that trees read. Columns in subqueries are not included."""
     return {node.name for tree in trees for node in tree.dfs() if isinstance(node, exp.Column)}
 
 
 def replace_nodes(tree: Tree, change: Callable[[Tree], Tree | None]) -> Tree:
-    """Copy a tree and replace each node by the result of ``change``, unless it is None.  New nodes are not visited."""
+    """Copy a tree, and replace each node by the result of ``change`` unless the result is None.
+
+    The nodes of a result are not visited.
+    """
     holder = exp.Paren(this=tree.copy())
     ahead = [holder.this]
     while ahead:
@@ -130,7 +140,10 @@ def replace_nodes(tree: Tree, change: Callable[[Tree], Tree | None]) -> Tree:
 
 
 def split_conjuncts(tree: Tree | None) -> list[Tree]:
-    """Split a condition at its ANDs, and factor common conditions out of each OR.  O(tree)."""
+    """Split a condition at its ANDs. For each OR, factor out the conditions that all operands have in common.
+
+    O(tree).
+    """
     parts = [] if tree is None else _flatten_operands(tree, exp.And)
     return [
         each for part in parts for each in (_factor_common_conditions(part) if isinstance(part, exp.Or) else [part])
@@ -150,7 +163,7 @@ def _flatten_operands(tree: Tree, kind: Any) -> list[Tree]:
 
 
 def _factor_common_conditions(tree: Tree) -> list[Tree]:
-    """Split (a and b) or (a and c) into a and (b or c)."""
+    """Rewrite ``(a and b) or (a and c)`` as ``a and (b or c)``, and return the list of ``a`` and ``b or c``."""
     parts = [
         {write_tree_sql(each): each for each in split_conjuncts(branch)} for branch in _flatten_operands(tree, exp.Or)
     ]
@@ -182,21 +195,21 @@ def _join_conditions(kind: Any, trees: Iterable[Tree]) -> Tree:
 
 
 def add_brackets(tree: Tree) -> Tree:
-    """Put a tree in parentheses unless it binds tightly without them."""
+    """Put a tree in parentheses, unless the tree can be an operand without parentheses."""
     whole = isinstance(tree, exp.Column | exp.Literal | exp.Paren | exp.Anonymous | exp.Window)
     return tree if whole else exp.Paren(this=tree)
 
 
 @dataclass(eq=False)
 class ResolvedQuery:
-    """A resolved query.  ``columns``: the names of its result."""
+    """A resolved query. ``columns``: the names of the result columns."""
 
     columns: list[str]
     outer: set[str]
 
 
 class Ordering(NamedTuple):
-    """An item of ORDER BY.  ``way``: the direction, as in ``desc nulls last``."""
+    """An item of ORDER BY. ``way``: the direction, for example ``desc nulls last``."""
 
     tree: Tree
     way: str
@@ -204,7 +217,7 @@ class Ordering(NamedTuple):
 
 @dataclass(eq=False)
 class TableLeaf:
-    """A table in FROM.  ``of``: a collection or a query.  ``names``: logical names by column."""
+    """A table in FROM. ``of``: a collection or a query. ``names``: the logical name of each column."""
 
     of: Any
     names: dict[str, str]
@@ -235,8 +248,8 @@ class SelectQuery(ResolvedQuery):
     """A SELECT.
 
     ``items``: the trees of ``columns``.  ``groups``: None without grouping.  ``written``: the parsed tree, for
-    messages.  ``stars``: the positions in ``items`` of each table's columns under a star; future columns of the table
-    are added to them.  ``starred``: the positions of the columns of all stars.
+    messages.  ``stars``: for each table under a star, the positions of its columns in ``items``; columns that the table
+    gets later are added to them.  ``starred``: the positions of the columns of all stars.
     """
 
     items: list[Tree]
@@ -255,7 +268,10 @@ class SelectQuery(ResolvedQuery):
 
     @property
     def is_open_to_new_columns(self) -> bool:
-        """Whether future columns of a table may enter the result: only without groups, LIMIT and windows."""
+        """Whether the result includes columns that are added to a table later.
+
+        The answer is False for a query with groups, LIMIT or windows.
+        """
         return (
             self.groups is None
             and self.limit is None
@@ -263,7 +279,7 @@ class SelectQuery(ResolvedQuery):
         )
 
     def list_trees_after_where(self) -> list[Tree]:
-        """List the trees to compute after WHERE."""
+        """List the trees that are computed after WHERE."""
         return [
             *self.items,
             *(self.groups or ()),
@@ -274,12 +290,12 @@ class SelectQuery(ResolvedQuery):
 
     @property
     def is_row_by_row(self) -> bool:
-        """Whether each result row is computed from one row of the source."""
+        """Whether each result row is computed from one row of FROM."""
         return self.groups is None and not self.distinct and self.limit is None and not self.qualify
 
     @property
     def is_single_row(self) -> bool:
-        """Whether the query is an aggregate without groups, with one row."""
+        """Whether the query aggregates without groups, so that its result has one row."""
         return self.groups == [] and not self.qualify and not self.offset
 
 
@@ -295,13 +311,13 @@ class SetQuery(ResolvedQuery):
 
 @dataclass(eq=False)
 class ValuesQuery(ResolvedQuery):
-    """A VALUES clause.  ``rows``: constant trees, by row and column."""
+    """A VALUES clause. ``rows``: for each row, a list of constant trees."""
 
     rows: list[list[Tree]]
 
 
 class VisibleColumn(NamedTuple):
-    """A column that an unqualified name or ``*`` may refer to."""
+    """A column to which ``*``, or a name without a table, can refer."""
 
     alias: str | None
     name: str
@@ -309,10 +325,10 @@ class VisibleColumn(NamedTuple):
 
 
 class QueryScope:
-    """The names that a query can use.
+    """The scope of a query: the names that the query can use.
 
-    ``around``: the scope of the query around it.  ``outer``: the logical names it reads from there.  ``hidden``: the
-    scope of an outer query that is not available here, as in a FROM or a WITH.
+    ``around``: the scope of the enclosing query.  ``outer``: the logical names that the query reads from enclosing
+    queries.  ``hidden``: the scope of an outer query that is not available here, as in a FROM or a WITH.
 
     >>> from ddflow.expressions.parse import parse_expression
     >>> names = QueryScope(None)
@@ -331,24 +347,33 @@ class QueryScope:
         self.visible: list[VisibleColumn] = []
         self.aliases: dict[str, dict[str, str]] = {}
         self.lateral: dict[str, Callable[[], Tree]] = {}
-        """Columns of the select list; expressions may use their names if no table has the name."""
+        """Columns of the select list.
+
+        An expression may use the name of such a column if no column of a table has the name.
+        """
         self.outer: set[str] = set()
 
     def add_table(self, alias: str, names: dict[str, str], named: bool = True) -> None:
-        """Add a table, with the logical names of its columns.  ``named``: whether a query can name it."""
+        """Add a table, with the logical names of its columns.
+
+        ``named``: whether the query can use the name of the table.
+        """
         if named:
             self.aliases[alias] = names
         self.visible += [VisibleColumn(alias, name, build_column(logical)) for name, logical in names.items()]
 
     def combine_names(self, other: QueryScope) -> QueryScope:
-        """Combine these names with the names of another table."""
+        """Return a scope that has the names of this scope and the names of ``other``."""
         made = QueryScope(self.around, self.hidden)
         made.visible = [*self.visible, *other.visible]
         made.aliases = {**self.aliases, **other.aliases}
         return made
 
     def merge_columns(self, index: int, made: VisibleColumn, sides: Sequence[VisibleColumn]) -> None:
-        """Merge two columns into one, for USING.  ``index``: its position; keys precede all other columns."""
+        """Merge two columns into one, for USING. ``index``: the position of the merged column.
+
+        Keys come before all other columns.
+        """
         self.visible = [each for each in self.visible if not any(each is side for side in sides)]
         self.visible.insert(index, made)
 
@@ -358,14 +383,17 @@ class QueryScope:
         self.visible = [each for each in self.visible if not any(each is gone for gone in other.visible)]
 
     def find_column(self, name: str, written: Tree) -> VisibleColumn:
-        """Find the column that an unqualified name refers to.  Raises `ExpressionError`."""
+        """Find the column that a name without a table refers to. Raises `ExpressionError`."""
         found = _find_visible_columns(name, self.visible)
         if len(found) != 1:
             raise self.build_name_error(name, found, written)
         return found[0]
 
     def resolve_column(self, tree: Tree, first: Mapping[str, Callable[[], Tree]] | None = None) -> Tree:
-        """Resolve a column to its tree.  ``first``: names that take precedence.  Raises `ExpressionError`."""
+        """Resolve a column to its tree. ``first``: names that take precedence over columns.
+
+        Raises `ExpressionError`.
+        """
         parts = [part.name for part in tree.parts]
         early = find_matching_name(parts[0], first or {}) if len(parts) == 1 else None
         if first and early is not None:
@@ -389,12 +417,12 @@ class QueryScope:
         if late is not None:
             return _add_field_access(self.lateral[late](), parts[1:])
         if self._is_hidden_column(parts):
-            hidden = f"{'.'.join(parts)!r} is a column of a query around, which FROM, ON and WITH cannot ask for"
-            raise build_query_error(tree, hidden, "ask for it in the WHERE or the select list of the subquery itself")
+            hidden = f"{'.'.join(parts)!r} is a column of an outer query, which FROM, ON and WITH cannot read"
+            raise build_query_error(tree, hidden, "read it in the WHERE or the select list of the subquery itself")
         raise self.build_name_error(".".join(parts), [], tree)
 
     def _is_hidden_column(self, parts: Sequence[str]) -> bool:
-        """Tell whether a name refers to a column of an outer query that is not available here."""
+        """Tell whether a name refers to a column of an outer query that this query is not allowed to use."""
         here, beyond = self, False
         while (around := here.around or here.hidden) is not None:
             here, beyond = around, beyond or here.around is None
@@ -413,7 +441,7 @@ class QueryScope:
         known = list(dict.fromkeys(each.name for each in self.visible))
         remedy = did_you_mean(name.rpartition(".")[2], known)
         if any(part.args.get("quoted") for part in written.find_all(exp.Identifier)):
-            remedy = f"{remedy}; double quotes are around names: write '{name}' if it is a text"
+            remedy = f"{remedy}; double quotes enclose names: write '{name}' if it is a text"
         return build_query_error(written, f"there is no column {name!r}", remedy)
 
     def list_star_columns(self, written: Tree, alias: str | None = None) -> list[VisibleColumn]:
@@ -422,19 +450,24 @@ class QueryScope:
             return list(self.visible)
         found = find_matching_name(alias, self.aliases)
         if found is None:
-            raise build_query_error(written, f"there is no table {alias!r}", did_you_mean(alias, self.aliases))
+            raise build_query_error(
+                written, f"there is no table {alias!r}", did_you_mean(alias, self.aliases, "tables")
+            )
         return [VisibleColumn(found, name, build_column(logical)) for name, logical in self.aliases[found].items()]
 
 
 def find_matching_name(name: str, among: Iterable[str]) -> str | None:
-    """Find a name: an exact match, or the only match that differs in case."""
+    """Find a name. An exact match wins. Without an exact match, exactly one name must match if case is ignored."""
     known = list(among)
     folded = [each for each in known if each.casefold() == name.casefold()]
     return name if name in known else folded[0] if len(folded) == 1 else None
 
 
 def _find_qualified_column(here: QueryScope, parts: Sequence[str], _: Tree) -> tuple[Tree, Sequence[str]] | None:
-    """Find a column of a named table, and the struct fields after it."""
+    """Find a column of a named table.
+
+    Return the column, and the names of struct fields that follow the column's name.
+    """
     alias = find_matching_name(parts[0], here.aliases)
     name = None if alias is None else find_matching_name(parts[1], here.aliases[alias])
     return None if alias is None or name is None else (build_column(here.aliases[alias][name]), parts[2:])
@@ -443,7 +476,10 @@ def _find_qualified_column(here: QueryScope, parts: Sequence[str], _: Tree) -> t
 def _find_unqualified_column(
     here: QueryScope, parts: Sequence[str], written: Tree
 ) -> tuple[Tree, Sequence[str]] | None:
-    """Find a column of any visible table, and the struct fields after it."""
+    """Find a column of any visible table.
+
+    Return the column, and the names of struct fields that follow the column's name.
+    """
     found = _find_visible_columns(parts[0], here.visible)
     if len(found) > 1:
         raise here.build_name_error(parts[0], found, written)

@@ -1,8 +1,8 @@
-"""Represent collections with logical column names, and apply the verbs of a query to them.
+"""Represent collections with logical column names, and apply verbs to these collections.
 
-Guarantees: a query computes equal parts once, as one collection. Columns keep their names unless two sides of a join
-have an equal name. Equal aggregates are one column, and trees above a grouping are rewritten to columns of groups and
-aggregates. Over no rows, a count is zero, a list is empty, and other aggregates are null.
+Guarantees: a query computes equal parts once, as one collection. A column keeps its name, unless both sides of a join
+have a column of that name. Equal aggregates are one column. After a grouping, trees are rewritten to read the columns
+of groups and aggregates. Over no rows, a count is zero, a list is empty, and other aggregates are null.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from ddflow.plan.sql.query import (
 from ddflow.plan.verbs.rest_columns import split_rest_columns
 
 KeyPair = tuple[Tree, Tree]
-"""A join key: trees over the left and over the right that must be equal."""
+"""A join key: a tree over the left side, and a tree over the right side. The values of both must be equal."""
 
 
 class ProjectedColumn(NamedTuple):
-    """A column of a projection: its logical name, its preferred name, and its tree."""
+    """A column of a projection, with a logical name, a preferred name and a tree."""
 
     logical: str
     name: str
@@ -46,7 +46,7 @@ class ProjectedColumn(NamedTuple):
 
 
 class Relation:
-    """A collection with logical names.  ``of``: the collection.  ``names``: its columns in use, by logical name.
+    """A collection with logical names. ``of``: the collection. ``names``: maps logical names to the columns in use.
 
     ``solid``: the logical names of columns known to be never null.
 
@@ -70,18 +70,18 @@ class Relation:
 
     @classmethod
     def of_collection(cls, of: Any, names: Mapping[str, str]) -> Relation:
-        """Build the relation of a collection in FROM.  ``names``: logical names by column."""
+        """Build the relation of a collection in FROM. ``names``: the logical name of each column."""
         solid = {names[each] for each in of.find_never_null_columns() if each in names}
         return cls(of, {logical: name for name, logical in names.items()}, solid)
 
     def is_nullable(self, tree: Tree) -> bool:
-        """Tell whether a tree may be null; True if unknown."""
+        """Tell whether a tree can be null. The answer is also True if ddflow cannot know."""
         return not (isinstance(tree, exp.Literal) or (isinstance(tree, exp.Column) and tree.name in self.solid))
 
     def find_column_name(self, tree: Tree) -> str:
-        """Find the column of a logical name.  Raises `ExpressionError` if the relation lacks it."""
+        """Find the column that has a logical name. Raises `ExpressionError` if the relation lacks it."""
         if tree.name not in self.names:
-            found = f"the column {tree.name!r} is neither grouped by nor in an aggregate"
+            found = f"the column {tree.name!r} is neither in GROUP BY nor in an aggregate"
             raise build_query_error(tree, found, "add it to GROUP BY, or write min(...) or max(...)")
         return self.names[tree.name]
 
@@ -95,11 +95,11 @@ class Relation:
             return exp.Column(this=exp.Identifier(this=name, quoted=quote_name(name) != name))
 
         told = write_tree_sql(replace_nodes(tree, name_column))
-        # Brackets, because a verb would read SQL that equals a column's name, such as 0, as the column.
+        # The brackets are needed for SQL such as 0. Without brackets, a verb would read 0 as a column with the name 0.
         return f"({told})" if not isinstance(tree, exp.Column) and told in self.of.schema.names else told
 
     def can_fail(self, tree: Tree) -> bool:
-        """Tell whether a tree may fail for a row."""
+        """Tell whether a tree can fail for a row."""
         try:
             return compile_expression(self.write_sql(tree), self.of.schema, what=f"{shorten_tree_sql(tree)}").fallible
         except ExpressionError:
@@ -116,8 +116,9 @@ class Relation:
 class QueryVerbs:
     """The verbs of a query, with a cache so that equal calls return one collection.
 
-    ``stars``: the logical names of all columns of a table.  A projection with all of them passes its future columns,
-    too.  ``passed``: the logical names that a star selects.
+    ``stars``: the logical names of all columns of a table. If a projection has all columns of a table, the projection
+    passes on columns that are added to the table later.
+    ``passed``: the logical names that a star selects.
     """
 
     def __init__(self) -> None:
@@ -132,7 +133,10 @@ class QueryVerbs:
         return f"{name} {self._numbers}"
 
     def make_collection_once(self, of: Any, told: Any, make: Callable[[], Any]) -> Any:
-        """Build a collection once and cache it.  ``told``: identifies the verb and its arguments."""
+        """Build a collection, or return it from the cache.
+
+        ``told``: the cache key, which identifies the verb and its arguments.
+        """
         key = (id(of), *told)
         if key not in self._made:
             self._made[key] = of, make()  # keep ``of`` alive, so that no other object gets its id
@@ -147,14 +151,18 @@ class QueryVerbs:
         return Relation(of, rows.names, rows.solid)
 
     def _project_once(self, of: Any, columns: Mapping[str, str], groups: Sequence[Sequence[str]]) -> Any:
-        """Project to columns, once.  ``groups``: the columns that each star selects."""
+        """Project to columns, with a cache. ``groups``: the columns that each star selects."""
         given, rests = split_rest_columns(of, columns, groups) if groups else (columns, ())
         return self.make_collection_once(
             of, ("project", *given.items(), *rests), lambda: of._apply_verb("project", given, rests)
         )
 
     def _list_star_columns(self, names: Mapping[str, str], order: Iterable[str]) -> list[list[str]]:
-        """List the columns of each complete star.  ``names``: columns by logical name.  ``order``: their order."""
+        """For each star, list its columns if ``names`` contains all of them.
+
+        ``names``: maps logical names to columns.
+        ``order``: the order of the columns.
+        """
         whole = [{names[each] for each in star} for star in self.stars if star <= names.keys()]
         return [[name for name in order if name in star] for star in whole]
 
@@ -165,8 +173,9 @@ class QueryVerbs:
         stars: Sequence[Sequence[str]] = (),
         passes: bool = False,
     ) -> Relation:
-        """Project to other columns, in this order.  ``stars``: logical names of all columns of a table.
+        """Project to the given columns, in the given order.
 
+        ``stars``: the logical names of all columns of a table.
         ``passes``: whether an unchanged selection of all columns also passes columns added later.
         """
         names, made, solid = dict[str, str](), dict[str, str](), set[str]()
@@ -183,7 +192,7 @@ class QueryVerbs:
         )
 
     def drop_unused_columns(self, rows: Relation, used: Iterable[str]) -> Relation:
-        """Drop the columns that no later step reads, including columns added later."""
+        """Drop the columns that no later step reads. Columns that a table gets later are dropped too."""
         wanted = set(used)
         kept = {logical: name for logical, name in rows.names.items() if logical in wanted}
         columns = [name for name in rows.of.schema.names if name in kept.values()]
@@ -207,7 +216,10 @@ class QueryVerbs:
         condition: Sequence[Tree] = (),
         used: set[str] | None = None,
     ) -> Relation:
-        """Join two relations.  ``used``: the logical names that later steps read, by default all."""
+        """Join two relations. ``used``: the logical names that later steps read.
+
+        By default, later steps read all names.
+        """
         keys, condition = list(keys), list(condition)
         read = find_query_column_names(*(each for pair in keys for each in pair), *condition)
         wanted = read | (set(left.names) | set(right.names) if used is None else used)
@@ -242,9 +254,10 @@ class QueryVerbs:
     def _find_shared_key_columns(
         self, left: Relation, right: Relation, keys: Sequence[KeyPair], how: str, used: set[str] | None
     ) -> set[str]:
-        """Return the key columns with equal names and types on both sides; the result has each of them once.
+        """Return the key columns that have equal names and types on both sides.
 
-        In a left or right join the other side's column may be null, so it is shared only if no later step reads it.
+        The join has each such column only once. In a left or right join, the key column of the optional side can be
+        null. So in these joins the two columns become one only if no later step reads the column of the optional side.
         """
         out = set()
         for one, other in keys:
@@ -264,7 +277,7 @@ class QueryVerbs:
     def _rename_equal_columns(
         self, left: Relation, right: Relation, keys: Sequence[KeyPair], shared: set[str], wanted: set[str]
     ) -> tuple[Relation, Relation]:
-        """Rename equal names on one side, except ``shared`` names, and drop its unwanted columns."""
+        """On one side, rename the columns whose names are taken, except ``shared`` names, and drop unwanted columns."""
         taken = {name for name in left.of.schema.names if name in right.of.schema.names} - shared
         if not taken:
             return left, right
@@ -278,7 +291,7 @@ class QueryVerbs:
         kept = {each: name for each, name in rows.names.items() if each in wanted} or rows.names
         logical = {name: each for each, name in reversed(kept.items())}
         order = [name for name in rows.of.schema.names if name in logical]
-        # Rename all columns of a star, because later columns of its table may also have a taken name.
+        # Rename all columns of a star, because a column that is added to the table later can have a taken name.
         renamed = taken.union(*self._list_star_columns(kept, order)) - shared
         columns, names = dict[str, str](), dict[str, str]()
         for name in order:
@@ -293,7 +306,10 @@ class QueryVerbs:
     def _build_join_keys(
         self, left: Relation, right: Relation, keys: Sequence[KeyPair]
     ) -> tuple[dict[str, str], list[Tree]]:
-        """Build the mapping of keys, cast to common types; return a second key of one left side as a condition."""
+        """Map left keys to right keys, both cast to common types.
+
+        If a left key occurs twice, its second pair becomes a condition.
+        """
         on, rest = dict[str, str](), list[Tree]()
         for one, other in keys:
             a, b = _cast_key_pair(left, one, right, other)
@@ -310,7 +326,7 @@ def _write_key_sql(rows: Relation, tree: Tree) -> str:
 
 
 def _cast_key_pair(left: Relation, one: Tree, right: Relation, other: Tree) -> KeyPair:
-    """Cast both sides by Spark's rules if their types differ."""
+    """Cast both keys by Spark's rules if the types of the keys differ."""
     kinds = [working_type(left.find_tree_type(one)), working_type(right.find_tree_type(other))]
     if kinds[0] == kinds[1] or all(map(is_integer, kinds)):
         return one, other
@@ -323,7 +339,7 @@ def _cast_key_pair(left: Relation, one: Tree, right: Relation, other: Tree) -> K
 
 
 def cast_if_needed(tree: Tree, kind: pa.DataType, wanted: pa.DataType) -> Tree:
-    """Cast a tree to another type if it differs."""
+    """Cast a tree to a type, unless the tree already has that type."""
     return tree if kind == wanted else build_cast(tree, sql_name(wanted))
 
 
@@ -336,7 +352,7 @@ def is_arranged_by(rows: Relation, keys: Sequence[Tree]) -> bool:
 
 
 def find_free_name(name: str, taken: Iterable[str]) -> str:
-    """Return the name, or with a number if it is taken."""
+    """Return the name, with a number added if the name is taken."""
     found, n, known = name, 1, set(taken)
     while found in known:
         n += 1
@@ -345,7 +361,7 @@ def find_free_name(name: str, taken: Iterable[str]) -> str:
 
 
 class GroupedRows(NamedTuple):
-    """Grouped rows.  ``known``: the columns of groups and aggregates, by the text of their expressions.
+    """Grouped rows. ``known``: maps the text of each group or aggregate expression to its column.
 
     >>> from ddflow.expressions.parse import parse_expression
     >>> found = GroupedRows(Relation(None, {}), {"count(*)": build_column("n"), "sum(x)": build_column("s")})
@@ -358,7 +374,10 @@ class GroupedRows(NamedTuple):
     known: dict[str, Tree]
 
     def rewrite_tree(self, tree: Tree, empty: bool = False) -> Tree:
-        """Rewrite a tree over the groups.  ``empty``: whether a group may have no rows, so that counts need a zero."""
+        """Rewrite a tree to read the columns of the groups.
+
+        ``empty``: whether a group may have no rows, so that its counts must be zero.
+        """
 
         def replace_known(node: Tree) -> Tree | None:
             found = self.known.get(write_tree_sql(node)) if self.known else None
@@ -373,7 +392,10 @@ class GroupedRows(NamedTuple):
 def group_rows(
     steps: QueryVerbs, rows: Relation, query: SelectQuery, keys: Sequence[ProjectedColumn], found: Mapping[str, Tree]
 ) -> GroupedRows:
-    """Group and aggregate rows.  ``keys``: further group columns.  ``found``: aggregates, by their SQL."""
+    """Group and aggregate rows. ``keys``: group columns besides those of GROUP BY.
+
+    ``found``: maps SQL texts to aggregates.
+    """
     trees = {write_tree_sql(each): each for each in query.groups or ()}
     names = {write_tree_sql(item): name for item, name in zip(query.items, query.columns, strict=True)}
     logicals = {
@@ -421,7 +443,7 @@ def _name_group_column(rows: Relation, tree: Tree, names: dict[str, str]) -> str
 
 
 def _find_empty_aggregate_value(node: Tree) -> Tree | None:
-    """Return the value of an aggregate over no rows; None if it is null."""
+    """Return the value of an aggregate over no rows. The result None means null."""
     of = strip_call_suffixes(node)
     return {"count": build_number(0), "array_agg": build_call("array")}.get(
         of.name if isinstance(of, exp.Anonymous) else ""

@@ -1,15 +1,18 @@
 """Rewrite subqueries in expressions to joins.
 
-Invariant: a row of the outer query stays one row. Correlated equalities become the keys of a join:
+Invariant: a subquery never turns one row of the outer query into several rows. Correlated equalities become the keys of
+a join:
 
-- EXISTS and IN as conditions become semi and anti joins; elsewhere they become left joins with a column that flags a
-  match.
-- NOT IN handles nulls: it is true without a match, unless the subquery has a null, or the outer value is null and the
-  subquery has rows.
-- An aggregate without groups is grouped by the keys and left-joined; its counts are zero without a match.
-- Any other scalar subquery may have one row for each key; `Collection.single` refuses more.
+- EXISTS and IN as conditions become semi and anti joins. Outside of conditions EXISTS and IN become left joins, with a
+  column that flags a match.
+- NOT IN is true if no row matches, except in two cases: the subquery contains a null, or the outer value is null and
+  the subquery has rows.
+- An aggregate without groups is grouped by the keys, then left-joined. For an outer row without a match, counts are
+  zero.
+- Any other scalar subquery must have at most one row for each key. `Collection.single` refuses a second row.
 
-For other correlations, the subquery is computed for the distinct outer values, its *domain*, and joined on them.
+For correlations that are not equalities, the subquery is computed for the distinct outer values, which are called its
+*domain*. The result of the subquery is joined to the outer rows on the outer values.
 """
 
 from __future__ import annotations
@@ -49,11 +52,11 @@ _PASSES: Final = (
     *(*_REJECTS, exp.Add, exp.Sub, exp.Mul, exp.Div, exp.Neg, exp.Paren),
     *(exp.Column, exp.Identifier, exp.Literal, SubqueryNode),
 )
-"""Expressions that are null if any part is null."""
+"""The kinds of expressions that are null if any part is null."""
 
 
 class CorrelationColumns(NamedTuple):
-    """The columns that a subquery also returns, for the join with the outer query.
+    """The additional columns that a subquery returns, for the join with the outer query.
 
     ``columns``: logical names with their trees within the subquery.  ``where``: its conditions that are not keys.
     ``domain``: a table of distinct outer values to join with the tables of FROM.
@@ -65,7 +68,10 @@ class CorrelationColumns(NamedTuple):
 
 
 class JoinableRows(NamedTuple):
-    """A subquery ready to join.  ``keys``: pairs of outer and inner trees.  ``condition``: conditions on both."""
+    """A subquery that is ready to join. ``keys``: pairs of outer and inner trees.
+
+    ``condition``: conditions on both sides.
+    """
 
     rows: Relation
     keys: list[KeyPair]
@@ -73,13 +79,13 @@ class JoinableRows(NamedTuple):
 
 
 class SubqueryLowering:
-    """A compiler of subqueries.  ``lower``: lowers queries.  ``tables``: finds equalities."""
+    """A compiler of subqueries. ``lower`` lowers queries, and ``tables`` finds equalities."""
 
     def __init__(self, lower: Any, steps: QueryVerbs, tables: FromLowering) -> None:
         self.lower, self.steps, self.tables = lower, steps, tables
 
     def filter_by_condition(self, rows: Relation, tree: Tree) -> Relation:
-        """Keep the rows that meet a condition with subqueries."""
+        """Keep the rows that meet a condition, which can contain subqueries."""
         tree = tree.unnest()
         inner = tree.this.unnest() if isinstance(tree, exp.Not) else tree
         if isinstance(inner, SubqueryNode):
@@ -93,7 +99,7 @@ class SubqueryLowering:
         return self.steps.filter_rows(rows, [tree])
 
     def join_subquery_columns(self, rows: Relation, tree: Tree, rejects: bool = False) -> tuple[Relation, Tree]:
-        """Join a column to the rows for each subquery of a tree, and rewrite the tree over these columns.
+        """For each subquery of a tree, join a column to the rows. Rewrite the tree to read these columns.
 
         ``rejects``: whether the caller drops rows with a null result, so that inner joins suffice.
         """
@@ -111,10 +117,10 @@ class SubqueryLowering:
             tree, lambda node: made[node.subquery_number] if isinstance(node, SubqueryNode) else None
         )
 
-    # Conditions become semi and anti joins.
+    # Subqueries in conditions become semi and anti joins.
 
     def _lower_condition(self, rows: Relation, nested: Tree, asked: Subquery, anti: bool) -> Relation:
-        """Lower EXISTS and IN as conditions, or their negation."""
+        """Lower EXISTS, IN, NOT EXISTS or NOT IN, if used as a condition."""
         rows, operands = self._lower_operands(rows, nested)
         met = self._lower_with_join_keys(rows, asked, plain=True)
         other, pairs = self._build_in_keys(met.rows, operands)
@@ -123,7 +129,7 @@ class SubqueryLowering:
             return out
         if len(operands) > 1:
             raise build_query_error(
-                asked.written, "NOT IN of several columns", "write NOT EXISTS, saying what null means"
+                asked.written, "NOT IN of several columns", "write NOT EXISTS with conditions for nulls"
             )
         operand, value = operands[0], build_column("0")
         if met.rows.is_nullable(value):
@@ -135,7 +141,7 @@ class SubqueryLowering:
         return out
 
     def _drop_duplicate_matches(self, rows: Relation, met: JoinableRows) -> Relation:
-        """Drop duplicate rows by the columns of the join."""
+        """Keep one row for each combination of values in the columns that the join reads."""
         read = find_query_column_names(*(other for _, other in met.keys), *met.condition) & set(rows.names)
         if not read:
             return self.steps.distinct_rows(
@@ -151,7 +157,10 @@ class SubqueryLowering:
         return rows, operands
 
     def _build_in_keys(self, rows: Relation, operands: Sequence[Tree]) -> tuple[Relation, list[KeyPair]]:
-        """Return the rows that IN may match, and the key pairs.  A constant operand filters the rows instead."""
+        """Return the rows that IN can match, and the key pairs.
+
+        For a constant operand, filter the rows instead of returning a key pair.
+        """
         pairs = [(each, build_column(str(index))) for index, each in enumerate(operands)]
         fixed = [
             exp.EQ(this=add_brackets(one.copy()), expression=other)
@@ -160,10 +169,10 @@ class SubqueryLowering:
         ]
         return self.steps.filter_rows(rows, fixed), [pair for pair in pairs if find_query_column_names(pair[0])]
 
-    # Predicates elsewhere become joins with a match flag.
+    # EXISTS and IN outside of conditions become joins with a match flag.
 
     def _lower_predicate_to_value(self, rows: Relation, nested: Tree, asked: Subquery) -> tuple[Relation, Tree]:
-        """Lower EXISTS and IN as values."""
+        """Lower EXISTS or IN, if used as a value."""
         rows, operands = self._lower_operands(rows, nested)
         met = self._lower_with_join_keys(rows, asked)
         if asked.kind == "exists":
@@ -181,7 +190,7 @@ class SubqueryLowering:
         return rows, _build_case([(found, exp.true()), (either, exp.null())], exp.false())
 
     def _join_match_flag(self, rows: Relation, other: Relation, keys: Sequence[KeyPair]) -> tuple[Relation, Tree]:
-        """Join a match flag to the rows; return them and a condition that is true for rows with a match."""
+        """Join a match flag to the rows. Return the joined rows, and a condition that is true for rows with a match."""
         mark = self.steps.make_unique_name("mark")
         columns = [
             ProjectedColumn(self.steps.make_unique_name("key"), shorten_tree_sql(each), each) for _, each in keys
@@ -191,7 +200,7 @@ class SubqueryLowering:
         rows = self.steps.join_rows(rows, self.steps.distinct_rows(made), pairs, "left", used={*rows.names, mark})
         return rows, exp.Paren(this=exp.Not(this=_build_is_null(build_column(mark))))
 
-    # Scalar subqueries become joined values.
+    # A scalar subquery becomes a join that adds the value.
 
     def _lower_scalar(self, rows: Relation, asked: Subquery, rejects: bool) -> tuple[Relation, Tree]:
         query = asked.query
@@ -218,7 +227,7 @@ class SubqueryLowering:
         )
 
     def _count_rows(self, rows: Relation, by: list[str], value: ProjectedColumn, count: str) -> Relation:
-        """Compute a value and the number of rows for each key."""
+        """For each key, compute a value and the number of rows."""
         name, counts = rows.names[value.logical], find_free_name("rows", rows.of.schema.names)
         told = {name: f"max({quote_name(name)})", counts: "count(*)"}
 
@@ -236,7 +245,7 @@ class SubqueryLowering:
         return Relation(of, {each: its for each, its in rows.names.items() if each != count}, rows.solid)
 
     def _lower_single_row(self, rows: Relation, nested: Tree, asked: Subquery) -> tuple[Relation, Tree]:
-        """Lower EXISTS and IN of a query with one row, or with none because of its HAVING."""
+        """Lower EXISTS or IN for a subquery that has one row, or has no row because of its HAVING."""
         query = asked.query
         assert isinstance(query, SelectQuery)
         rows, operands = self._lower_operands(rows, nested)
@@ -245,7 +254,7 @@ class SubqueryLowering:
             return rows, exp.Not(this=_build_is_null(there))
         if query.having or len(operands) > 1:
             raise build_query_error(
-                asked.written, "IN of an aggregate under HAVING, or of several", "compare with = instead"
+                asked.written, "IN of several columns, or of an aggregate with HAVING", "compare with = instead"
             )
         rows, value = self._lower_aggregate(rows, query, query.items[0], False)
         return rows, exp.EQ(this=add_brackets(operands[0].copy()), expression=exp.Paren(this=value))
@@ -264,7 +273,8 @@ class SubqueryLowering:
             found.rewrite_tree(item, empty=True),
             [found.rewrite_tree(each, empty=True) for each in query.having],
         )
-        # Without a match all aggregates except counts are null; a count makes the two rewritten trees differ.
+        # Without a match all aggregates except counts are null. If the tree contains a count, the tree rewritten for no
+        # rows differs from the tree rewritten for a match.
         null = found.rewrite_tree(item) == value and _propagates_nulls(value) and value.find(exp.Column) is not None
         inner = rejects and null and not having
         used = {*rows.names, *find_query_column_names(value, *having)}
@@ -274,10 +284,10 @@ class SubqueryLowering:
         )
         return rows, value
 
-    # Correlations with the outer query become join keys.
+    # Equalities with columns of the outer query become join keys.
 
     def _lower_with_join_keys(self, rows: Relation, asked: Subquery, plain: bool = False) -> JoinableRows:
-        """Lower a subquery with its join keys.  ``plain``: whether conditions may read both sides."""
+        """Lower a subquery, and return its join keys. ``plain``: whether conditions are allowed to read both sides."""
         query = asked.query
         if not query.outer:
             return JoinableRows(self.lower.lower_query(query, exists=asked.kind == "exists"), [], [])
@@ -303,9 +313,10 @@ class SubqueryLowering:
         return JoinableRows(made, self.make_pairs_null_safe(rows, pairs) if carry.domain is not None else pairs, [])
 
     def _split_where(self, query: SelectQuery) -> tuple[list[KeyPair], list[Tree], list[Tree]] | None:
-        """Split conditions into equalities with the outer query, own conditions, and other conditions on both.
+        """Split the conditions of a subquery.
 
-        Returns None if a nested subquery reads columns of the outer query.
+        The results are equalities with the outer query, conditions on the subquery alone, and other conditions on both
+        queries. Returns None if a nested subquery reads columns of the outer query.
         """
         keys, own, both = list[KeyPair](), list[Tree](), list[Tree]()
         inner = query.source.query_column_names() if query.source is not None else set[str]()
@@ -323,7 +334,7 @@ class SubqueryLowering:
         return keys, own, both
 
     def _find_correlation_columns(self, rows: Relation, query: ResolvedQuery) -> tuple[CorrelationColumns, list[Tree]]:
-        """Return the columns that a subquery carries, and for each the equal tree of the outer query."""
+        """Return the additional columns of a subquery, each with the equal tree of the outer query."""
         if not query.outer:
             return CorrelationColumns(), []
         select = query if isinstance(query, SelectQuery) and (query.is_single_row or query.groups != []) else None
@@ -337,7 +348,7 @@ class SubqueryLowering:
                 return CorrelationColumns([(self.steps.make_unique_name("key"), each) for _, each in keys], own), [
                     one for one, _ in keys
                 ]
-        assert not isinstance(query, ValuesQuery), "VALUES asks for nothing"
+        assert not isinstance(query, ValuesQuery), "VALUES reads no outer columns"
         outer = sorted(query.outer)
         made = self.steps.project_rows(rows, [ProjectedColumn(each, each, build_column(each)) for each in outer])
         domain = self.steps.distinct_rows(made)
@@ -347,7 +358,7 @@ class SubqueryLowering:
 
     @staticmethod
     def make_pairs_null_safe(rows: Relation, pairs: Sequence[KeyPair]) -> list[KeyPair]:
-        """Extend pairs so that a null equals a null.
+        """Extend the pairs of join keys so that the join treats two nulls as equal.
 
         >>> import ddflow as dd
         >>> people = dd.Flow().upserts("people", {"id": int, "n": int}, dd.Upsert(key="id"))
@@ -369,7 +380,7 @@ class SubqueryLowering:
 
 
 def _propagates_nulls(tree: Tree) -> bool:
-    """Tell whether a tree is null if any part of it is null."""
+    """Tell whether a tree is always null if any of its parts is null."""
     return all(isinstance(each, _PASSES) for each in tree.walk())
 
 

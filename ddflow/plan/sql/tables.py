@@ -1,9 +1,10 @@
 """Lower FROM and WHERE: choose the order of joins, push conditions down, and find the bounds of ranks.
 
 Guarantees: the result equals the product of all tables, filtered by all conditions. A condition is applied as soon as
-all its columns are available. If it can fail for a row, it stays above the joins. Inner joins follow the order of FROM,
-but a table waits until an equality connects it. ``row_number() <= k`` is a bound; a stricter condition also stays as a
-filter.
+all its columns are available, except that a condition that can fail for a row is applied after the joins. Inner joins
+follow the order of FROM, except that a table is joined only when an equality connects the table to the joined tables.
+``row_number() <= k`` becomes the bound of a rank. If the bound does not replace the complete condition, the condition
+stays as a filter.
 
 >>> import ddflow as dd
 >>> flow = dd.Flow()
@@ -37,7 +38,10 @@ _FLIPPED = {exp.GTE: exp.LTE, exp.GT: exp.LT, exp.EQ: exp.EQ}
 
 
 def is_unbounded_rank(query: SelectQuery, index: int) -> bool:
-    """Tell whether a column of a query is a ``row_number`` that needs a bound from the outer query."""
+    """Tell whether a column of a query is a ``row_number`` without a bound.
+
+    If so, the outer query must give a bound.
+    """
     item = query.items[index].unnest()
     if isinstance(item, exp.Window):
         return not query.qualify
@@ -46,7 +50,10 @@ def is_unbounded_rank(query: SelectQuery, index: int) -> bool:
 
 
 def _find_source_column(query: SelectQuery, item: Tree) -> tuple[SelectQuery, int] | None:
-    """Return the source column of a column, in a query in FROM, if only renames are in between."""
+    """Trace a SELECT item back to a column of a subquery in FROM.
+
+    Return None if the item is computed and not only renamed.
+    """
     leaf = query.source
     if not query.is_row_by_row or not isinstance(leaf, TableLeaf) or not isinstance(leaf.of, SelectQuery):
         return None
@@ -57,7 +64,9 @@ def _find_source_column(query: SelectQuery, item: Tree) -> tuple[SelectQuery, in
 
 
 def split_rank_bound(trees: list[Tree], rank: str) -> tuple[int | None, list[Tree]]:
-    """Find the smallest bound of a rank, and the remaining conditions.  ``rank``: its column's name, or its SQL.
+    """Find the smallest bound of a rank, and the remaining conditions.
+
+    ``rank``: the name of the rank column, or its SQL.
 
     >>> from ddflow.expressions.parse import parse_expression
     >>> below, other = parse_expression("rn < 4").tree, parse_expression("a = 1").tree
@@ -71,7 +80,7 @@ def split_rank_bound(trees: list[Tree], rank: str) -> tuple[int | None, list[Tre
 
 
 def _parse_rank_bound(tree: Tree, rank: str) -> tuple[int, bool] | None:
-    """Return the k of ``rank <= k``, and whether the bound alone replaces the condition."""
+    """Return the k of ``rank <= k``, and whether the bound replaces the complete condition."""
     if isinstance(tree, exp.Between):
         high = _parse_integer(tree.args["high"])
         return (high, False) if _is_rank(tree.this, rank) and high is not None else None
@@ -97,11 +106,11 @@ def _parse_integer(tree: Tree) -> int | None:
 
 
 _KEEPS: Final = {"left": "left", "semi": "left", "anti": "left", "right": "right"}
-"""The side whose conditions can be pushed below the join, by kind of join."""
+"""For each kind of join: the side whose conditions can be applied before the join."""
 
 
 class FromLowering:
-    """A compiler of FROM and WHERE.  ``lower``: lowers queries and subqueries."""
+    """A compiler of FROM and WHERE. ``lower`` lowers queries and subqueries."""
 
     def __init__(self, lower: Any, steps: QueryVerbs) -> None:
         self.lower, self.steps = lower, steps
@@ -109,7 +118,7 @@ class FromLowering:
     def lower_from(
         self, source: TableLeaf | JoinNode | None, extra: Sequence[TableLeaf], where: list[Tree], used: set[str]
     ) -> Relation:
-        """Lower FROM and WHERE.  ``extra``: tables to join first.  ``used``: the names that later steps read."""
+        """Lower FROM and WHERE. ``extra``: tables to join first. ``used``: the logical names that later steps read."""
         parts: list[TableLeaf | JoinNode] = list(extra)
         pool = list(where)
         if source is not None:
@@ -156,7 +165,7 @@ class FromLowering:
         return self.steps.drop_unused_columns(self._filter_rows(made, [*pool, *last]), used)
 
     def can_fail(self, tree: Tree, parts: Sequence[TableLeaf | JoinNode]) -> bool:
-        """Tell whether a condition on some tables may fail for a row."""
+        """Tell whether a condition on some tables can fail for a row."""
         read = self.lower.list_query_column_names(tree)
         fields = [field for part in parts if read & part.query_column_names() for field in self._list_fields(part)]
         every = [tree, *(operand for each in tree.find_all(SubqueryNode) for operand in each.operands)]
@@ -167,7 +176,7 @@ class FromLowering:
         return any(map(rows.can_fail, bare))
 
     def _list_fields(self, part: TableLeaf | JoinNode) -> list[pa.Field]:
-        """List the columns of tables, under their logical names."""
+        """List the columns of tables by their logical names."""
         if isinstance(part, JoinNode):
             return [*self._list_fields(part.left), *self._list_fields(part.right)]
         if isinstance(part.of, ResolvedQuery):
@@ -181,7 +190,7 @@ class FromLowering:
         return [rows.of.schema.field(name).with_name(logical) for logical, name in rows.names.items()]
 
     def _reads_only_names(self, tree: Tree, names: set[str]) -> bool:
-        """Tell whether a condition reads some of these names and no others."""
+        """Tell whether a condition reads at least one of the given names and no other names."""
         found = self.lower.list_query_column_names(tree)
         return bool(found) and found <= names
 
@@ -198,12 +207,12 @@ class FromLowering:
         return rows
 
     def _find_key_pairs(self, left: Relation, right: Relation, pool: Sequence[Tree]) -> list[tuple[KeyPair, Tree]]:
-        """List the equalities between two relations, each with its condition."""
+        """List the equalities between two relations. Each equality comes with the condition that states it."""
         found = ((self.find_key_pair(each, set(left.names), set(right.names)), each) for each in pool)
         return [(pair, each) for pair, each in found if pair is not None]
 
     def find_key_pair(self, tree: Tree, left: set[str], right: set[str]) -> KeyPair | None:
-        """Return both sides of an equality between left and right names; None for another condition."""
+        """Return both sides of an equality between left and right names. Return None for any other condition."""
         if not isinstance(tree, exp.EQ) or tree.find(SubqueryNode) is not None:
             return None
         one, other = tree.this.unnest(), tree.expression.unnest()

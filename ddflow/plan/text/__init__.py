@@ -1,1 +1,1 @@
-"""Write plans as JSON, as text and as SVG, and read them back from JSON."""
+"""Write plans as JSON, text or SVG, and read plans from JSON."""

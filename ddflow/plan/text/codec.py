@@ -1,12 +1,14 @@
-"""Describe a plan as JSON, with an id for each collection, and rebuild the plan from it.
+"""Describe a plan as JSON, with an id for each collection, and rebuild a plan from JSON.
 
-A collection's id is a hash of its operators down to the names of its inputs, so stored state finds its collection. Ids
-leave out the columns and specs of inputs, because they may change.
+The id of a collection is a hash of all operators from which the collection is computed, and of the names of the inputs.
+Stored state names its collection by this id. The columns and specs of inputs can change while a state exists, so ids do
+not depend on the columns and specs.
 
-Guarantees: equal plans have equal descriptions. `rebuild_plan` returns a flow with the same description or raises an
-error; it checks every part of a stored description.
+Guarantees: equal plans have equal descriptions. `rebuild_plan` checks every part of a stored description. The result is
+a flow with the same description, or an error.
 
-Limits: a formula other than SQL cannot be rebuilt, because JSON holds no code and nothing in it is executed.
+Limits: only SQL formulas can be rebuilt. For formulas that are not SQL, the JSON contains no code. ddflow never
+executes a part of the JSON.
 """
 
 import base64
@@ -46,14 +48,15 @@ from ddflow.storage.fields import Natural, convert_record
 from ddflow.time import INT64
 
 DIFFERENCES: Final = "differences"
-"""The ``kind`` of an input of differences; an input of upserts has no ``kind``."""
+"""The ``kind`` of an input of differences. An input of upserts has no ``kind``."""
 
 
 def describe_plan(flow: Plan) -> dict[str, Any]:
-    """Describe the plan as JSON: ``inputs`` and ``outputs`` by name, ``collections`` by id, digests of ``formulas``.
+    """Describe the plan as JSON.
 
-    The key ``times`` has the type of step times if they are dates or timestamps.  O(nodes).  Raises `SpecError` if two
-    different functions have one name.
+    The keys of the JSON are ``inputs`` and ``outputs``, by name, ``collections``, by id, and ``formulas``, with
+    digests. If step times are dates or timestamps, the key ``times`` has their type. O(nodes). Raises `SpecError` if
+    two different functions have one name.
 
     >>> import pyarrow as pa
     >>> from ddflow.plan.inputs.spec import Upsert
@@ -84,7 +87,7 @@ def describe_plan(flow: Plan) -> dict[str, Any]:
 
 
 def _describe_input_kind(bound: Binding) -> dict[str, Any]:
-    """Describe an input's kind, its format, or its machine with the columns of the state."""
+    """Describe the kind of an input: differences, a format, or a machine with the columns of the machine's state."""
     format = {} if bound.format is None else {"format": format_json(bound.format)}
     if not isinstance(bound, BoundUpserts):
         return {"kind": DIFFERENCES, **format}
@@ -100,25 +103,28 @@ def _describe_input_kind(bound: Binding) -> dict[str, Any]:
 
 
 def list_columns(schema: pa.Schema) -> list[list[Any]]:
-    """List name, type and nullability of each column, for readers of the JSON and for fingerprints."""
+    """List the name, the type and the nullability of each column, for people who read the JSON and for fingerprints."""
     return [[field.name, str(field.type), field.nullable] for field in schema]
 
 
 def compute_node_ids(flow: Plan, written: bool = True) -> dict[Collection, str]:
     """Return the ids of all collections that outputs depend on.  O(nodes).  Equal collections have one id.
 
-    ``written``: see `Formulas`.  If true, the function raises the errors of `describe_plan`.
+    ``written``: see `Formulas`. If ``described`` is true, the function raises the errors of `describe_plan`.
     """
     return PlanRecord([*flow.outputs.values()], written).ids
 
 
 def compute_node_id(collection: Collection) -> str:
-    """Return a collection's id, 32 hex digits.  O(nodes).  Raises the errors of `describe_plan`."""
+    """Return the id of a collection as 32 hex digits. O(nodes). Raises the errors of `describe_plan`."""
     return PlanRecord([collection]).ids[collection]
 
 
 def fingerprint_plan(description: Mapping[str, Any]) -> str:
-    """Return 32 hex digits that are equal for equal descriptions, in any serialisation.  O(description)."""
+    """Return 32 hex digits that are equal for equal descriptions. The formatting of the JSON does not matter.
+
+    O(description).
+    """
     bare = {
         name: {k: v for k, v in input.items() if k not in ("schema", "state")}
         for name, input in description["inputs"].items()
@@ -127,7 +133,10 @@ def fingerprint_plan(description: Mapping[str, Any]) -> str:
 
 
 class PlanRecord:
-    """The JSON of some collections and all their upstream inputs: ``ids`` by collection, ``nodes`` by id."""
+    """The JSON of some collections and of all collections upstream. ``ids``: the id of each collection.
+
+    ``nodes``: the JSON for each id.
+    """
 
     def __init__(self, roots: Sequence[Collection], written: bool = True) -> None:
         self.ids: dict[Collection, str] = {}
@@ -146,15 +155,16 @@ class PlanRecord:
             return
         made = {"op": node.verb, "of": of} | node.to_json(self.formulas)
         self.ids[node] = digest_json(made)
-        # A proven key holds for all collections with this id, and is not part of the id.
+        # A proven key is not part of the id, but is valid for all collections with the id.
         proven = self.nodes.get(self.ids[node], {}).get("proven") if node.proven is None else list(node.proven)
         self.nodes[self.ids[node]] = made if proven is None else made | {"proven": proven}
 
 
 def format_node(description: Mapping[str, Any], collection: str, where: str) -> str:
-    """Write a collection as calls of verbs, cut if it is long or deep.  ``where``: for messages.  O(description).
+    """Write a collection as calls of verbs. Long or deep calls are cut.
 
-    Raises `CorruptState` if the id is unknown, or `describe_plan` did not write the description.
+    ``where``: the place of the collection's JSON; error messages contain this text. O(description). Raises
+    `CorruptState` if the id is unknown, or if `describe_plan` did not write the description.
     """
     return _write_collection(JsonRecord(description, f"the plan of {where}").read_record("collections"), collection, 6)
 
@@ -162,9 +172,10 @@ def format_node(description: Mapping[str, Any], collection: str, where: str) -> 
 def find_first_difference(
     old: Mapping[str, Any], was: str, new: Mapping[str, Any], now: str, where: str
 ) -> tuple[str, str]:
-    """Follow the first differing inputs of two collections up to the pair of operators that differ.  O(nodes).
+    """Find two corresponding operators in which two collections differ.
 
-    ``old``, ``new``: the descriptions of ``was`` and ``now``.  Raises the errors of `format_node`.
+    The search follows the first inputs that differ. O(nodes). ``old``, ``new``: the descriptions of ``was`` and
+    ``now``.  Raises the errors of `format_node`.
     """
     nodes = [JsonRecord(each, f"the plan of {where}").read_record("collections") for each in (old, new)]
     while True:
@@ -189,12 +200,12 @@ def _write_collection(nodes: JsonRecord, collection: str, depth: int) -> str:
     try:
         what = find_operator_class(verb).format_arguments(node, inputs[1:])
     except KeyError:
-        raise CorruptState(node.what, f"its operator is {verb!r}", "restore it from a copy") from None
+        raise CorruptState(node.what, f"its operator is {verb!r}", "restore it from a backup") from None
     return shorten(f"{inputs[0] if inputs else '...'}.{verb}({what})")
 
 
 _UNFIT = (DdflowError, pa.ArrowException, ValueError, TypeError, KeyError, OverflowError)
-"""Errors that building a plan from hostile parts may raise."""
+"""The errors that can occur when a plan is built from invalid parts."""
 
 _TOMBSTONE: Any = defstruct("_TOMBSTONE", [("tombstone", str), ("value", bool | int | float | str | None, None)])
 _KINDS: dict[str, Any] = {
@@ -211,7 +222,7 @@ _KINDS: dict[str, Any] = {
 _SPEC: Any = defstruct(
     "_SPEC", [(name, kind | UnsetType, UNSET) for name, kind in _KINDS.items()], forbid_unknown_fields=True
 )
-"""The types of a spec's fields; the constructor of the spec checks their values."""
+"""The types of a spec's fields. The constructor of the spec checks the values of the fields."""
 _FEED: Any = defstruct("_FEED", [("feed", str)], forbid_unknown_fields=True)
 _DIFFERENCES: Any = defstruct(
     "_DIFFERENCES",
@@ -230,9 +241,10 @@ _DIFFERENCES: Any = defstruct(
 
 
 def read_input_specs(description: Mapping[str, Any], where: str) -> dict[str, tuple[pa.Schema, Spec]]:
-    """Read the schema and the spec of each input.  ``where``: the description's owner, for messages.
+    """Read the schema and the spec of each input.
 
-    O(description).  Raises `CorruptState` if `describe_plan` did not write the description.
+    ``where``: the owner of the description; error messages contain this text. O(description).  Raises `CorruptState` if
+    `describe_plan` did not write the description.
     """
     given = JsonRecord(description, f"the plan of {where}").read_records_by_name("inputs")
     return {
@@ -242,7 +254,7 @@ def read_input_specs(description: Mapping[str, Any], where: str) -> dict[str, tu
 
 
 def read_bindings(description: Mapping[str, Any], where: str) -> dict[str, Binding]:
-    """Bind the inputs, even without the code of their functions.  Has the costs and errors of `read_input_specs`."""
+    """Bind the inputs. The code of their functions is not needed. For costs and errors, see `read_input_specs`."""
     given = JsonRecord(description, f"the plan of {where}").read_records_by_name("inputs")
     times = read_step_time_type(description, where)
     return {
@@ -264,7 +276,7 @@ def read_step_time_type(description: Mapping[str, Any], where: str) -> pa.DataTy
 
 
 def read_time_type(description: Mapping[str, Any], where: str) -> pa.DataType:
-    """Read the type of times.  Has the costs and errors of `read_input_specs`."""
+    """Read the type of times.  For costs and errors, see `read_input_specs`."""
     return next((bound.time_type for bound in read_bindings(description, where).values()), pa.int64())
 
 
@@ -275,9 +287,11 @@ def _read_schema(record: JsonRecord, name: str, beside: list[Any]) -> pa.Schema:
         schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text, validate=True)))
         found = list_columns(schema)
     except (binascii.Error, OSError, *_UNFIT) as error:
-        raise _make_corrupt_plan_error(record.what, f"its {name} is none ({error})") from None
+        raise _make_corrupt_plan_error(record.what, f"its {name} is not valid ({error})") from None
     if found != beside:
-        raise _make_corrupt_plan_error(record.what, f"its {name} has the columns {found}, beside it stand {beside}")
+        raise _make_corrupt_plan_error(
+            record.what, f"its {name} has the columns {found}, but the list of columns is {beside}"
+        )
     return schema
 
 
@@ -304,7 +318,7 @@ def _read_upsert(record: JsonRecord) -> Upsert:
     try:
         if known:
             return Upsert.from_json(json.dumps(record.given))
-        # "first_row" passes the same checks as a function, because both merge whole rows.
+        # "first_row" must pass the same checks as a function, because a function and "first_row" both merge whole rows.
         spec = Upsert.from_json(json.dumps(record.given | {"merge": "first_row"}))
         return replace(spec, merge=Merge(function=AbsentFunction.of_json(merge), scalar=merge.get("scalar", False)))
     except (DdflowError, TypeError, AttributeError) as error:
@@ -312,9 +326,10 @@ def _read_upsert(record: JsonRecord) -> Upsert:
 
 
 def rebuild_plan(description: Mapping[str, Any], where: str = "a state") -> Plan:
-    """Rebuild the flow of a description, without its ``consolidate``.  ``where``: for messages.  O(description).
+    """Rebuild the flow of a description, without the ``consolidate`` operators.
 
-    Raises `SpecError` if a formula is not SQL, because only the flow itself has its code.  Raises `CorruptState` if
+    ``where``: where the description is stored; error messages contain this text. O(description). Raises `SpecError` if
+    a formula is not SQL, because the description does not contain the code of functions. Raises `CorruptState` if
     `describe_plan` did not write the description.
 
     >>> import pyarrow as pa
@@ -338,18 +353,16 @@ def rebuild_plan(description: Mapping[str, Any], where: str = "a state") -> Plan
         for name, (schema, spec) in read_input_specs(description, where).items():
             if isinstance(spec.merge, Merge) and isinstance(spec.merge.function, AbsentFunction):
                 raise _make_missing_code_error(
-                    where, f"{name!r} is merged by {spec.merge.function.name}, of which there is no code"
+                    where, f"{name!r} is merged by {spec.merge.function.name}, whose code is not stored"
                 )
             machine = _read_machine(whole.read_record("inputs").read_record(name))
             if machine is not None and isinstance(machine.transition, AbsentFunction):
                 raise _make_missing_code_error(
-                    where, f"the machine of {name!r} is {machine.transition.name}, of which there is no code"
+                    where, f"the machine of {name!r} is {machine.transition.name}, whose code is not stored"
                 )
             format = _read_format(whole.read_record("inputs").read_record(name))
             if isinstance(getattr(format, "function", None), AbsentFunction):
-                raise _make_missing_code_error(
-                    where, f"the format of {name!r} is a function, of which there is no code"
-                )
+                raise _make_missing_code_error(where, f"the format of {name!r} is a function whose code is not stored")
             flow._add_input(bind_input(name, schema, spec, machine, format, read_step_time_type(description, where)))
         made: dict[str, Collection] = {}
         for each in TopologicalSorter(
@@ -368,12 +381,14 @@ def rebuild_plan(description: Mapping[str, Any], where: str = "a state") -> Plan
         ) from None
     for each, collection in made.items():
         if found[collection] != each:
-            raise _make_corrupt_plan_error(whole.what, f"its collection {each} is {found[collection]} when it is built")
+            raise _make_corrupt_plan_error(
+                whole.what, f"its collection {each} has the id {found[collection]} when it is built"
+            )
     return flow
 
 
 def _read_machine(input: JsonRecord) -> Machine | None:
-    """Read the machine of an input, if it has one."""
+    """Read the machine of an input, if the input has a machine."""
     if "machine" not in input:
         return None
     given = input.read_record("machine")
@@ -381,30 +396,30 @@ def _read_machine(input: JsonRecord) -> Machine | None:
     try:
         return Machine.of_json({k: v for k, v in given.given.items() if k != "state"}, schema)
     except _UNFIT as error:
-        raise _make_corrupt_plan_error(given.what, f"it is none ({error})") from None
+        raise _make_corrupt_plan_error(given.what, f"it is not valid ({error})") from None
 
 
 def _read_format(input: JsonRecord) -> Format | None:
-    """Read the format of an input, if it has one."""
+    """Read the format of an input, if the input has a format."""
     if "format" not in input:
         return None
     given = input.read_record("format")
     try:
         return format_of_json(given.given)
     except _UNFIT as error:
-        raise _make_corrupt_plan_error(given.what, f"it is none ({error})") from None
+        raise _make_corrupt_plan_error(given.what, f"it is not valid ({error})") from None
 
 
 class _Absent(SpecError):
-    """An error for a function without its code; the description is not damaged."""
+    """An error for a function whose code is missing. The description itself is valid."""
 
 
 def _make_missing_code_error(where: str, found: str) -> SpecError:
-    return _Absent(f"read the plan of {where}", found, "give the flow itself: flow=")
+    return _Absent(f"read the plan of {where}", found, "pass the flow itself: flow=")
 
 
 def _has_code(given: Any) -> bool:
-    """Tell whether a node's JSON has a formula that is a function or an Arrow expression."""
+    """Tell whether the JSON of a node contains a formula that is a function or an Arrow expression."""
     if isinstance(given, dict):
         coded = "type" in given and ("python" in given or "arrow" in given)
         return coded or any(map(_has_code, given.values()))
@@ -418,13 +433,13 @@ def _build_collection(node: JsonRecord, inputs: list[Collection], flow: Plan) ->
     if verb not in load_operators():
         raise _make_corrupt_plan_error(node.what, f"its operator is {verb!r}")
     if not inputs:
-        raise _make_corrupt_plan_error(node.what, f"it is a {verb} of 0 collections")
+        raise _make_corrupt_plan_error(node.what, f"it is a {verb} without inputs")
     made: Collection = find_operator_class(verb).from_json(inputs, node)
     if "proven" in node:
         made.proven = tuple(node.read_texts("proven"))
         if not set(made.proven) <= set(made.schema.names):
             raise _make_corrupt_plan_error(
-                node.what, f"it is identified by {list(made.proven)}, and has {made.schema.names}"
+                node.what, f"it is identified by {list(made.proven)}, but its columns are {made.schema.names}"
             )
     return made
 
@@ -433,5 +448,5 @@ def _make_corrupt_plan_error(what: str, found: str) -> CorruptState:
     return CorruptState(
         what,
         shorten(found, 500),
-        "it was not written by this ddflow, or damaged; restore it from a copy, or give the flow itself",
+        "it is damaged, or this ddflow did not write it; restore it from a backup, or pass the flow itself",
     )

@@ -1,7 +1,8 @@
 """Explain a plan as text or as SVG: the operators of each output, stored state, and partitioning columns.
 
-Guarantees: the explanation shows each collection of an output once; further uses refer to it. In the picture, each box
-is below its inputs. User text is escaped, and equal plans give equal bytes. Explaining runs nothing and reads no state.
+Guarantees: within an output, the explanation shows each collection only once. Later uses of the collection refer to the
+first use. In the picture, each box is below its inputs. User text is escaped, and equal plans give equal bytes.
+Explaining runs nothing and reads no state.
 
 Limits: long texts are cut.
 """
@@ -31,7 +32,7 @@ MOST_LINES = 500
 
 
 class PlanExplanation(str):
-    """Text of several lines; a prompt and a notebook show it without quotes."""
+    """A text of several lines that a Python prompt or a notebook shows without quotes."""
 
     __slots__ = ()
 
@@ -41,13 +42,16 @@ class PlanExplanation(str):
     def _repr_html_(self) -> str:
         """Render the text for a notebook, in the notebook's colours."""
         lines = self.split("\n")
-        more = [f"... and {len(lines) - MOST_LINES:,} lines more: print them"] if len(lines) > MOST_LINES else []
+        more = [f"... and {len(lines) - MOST_LINES:,} more lines: print them"] if len(lines) > MOST_LINES else []
         text = html.escape("\n".join([*lines[:MOST_LINES], *more]))
         return f'<pre style="color: inherit; background: none">{text}</pre>'
 
 
 class _NamedFormulas:
-    """A writer of formulas by name; unlike in `Formulas`, two functions may have one name."""
+    """A writer of formulas that identifies functions by name.
+
+    Unlike `Formulas`, this class allows two functions with the same name.
+    """
 
     def describe_formula(self, expression: Expression) -> dict[str, str]:
         """Describe the formula as JSON."""
@@ -59,26 +63,34 @@ class _NamedFormulas:
 
 
 Figures = Mapping[Collection, Sequence[str]]
-"""Extra notes on collections, such as row counts."""
+"""Additional notes for each collection, such as the number of rows."""
 
 
 def explain_plan(plan: Plan, name: str | None = None, figures: Figures | None = None) -> PlanExplanation:
-    """Explain all outputs, or one output or input, as text.  O(nodes).  Raises `SpecError` for an unknown name."""
+    """Explain all outputs, or only the output or input called ``name``, as text. O(nodes).
+
+    Raises `SpecError` for an unknown name.
+    """
     return explain_collections(plan, select_roots(plan, name), figures)
 
 
 def select_roots(plan: Plan, name: str | None) -> Mapping[str, Collection]:
-    """Select the collections to explain: the one called `name`, else all outputs, or all inputs without outputs."""
+    """Select the collection called ``name``. Without a name, select all outputs.
+
+    If there are no outputs, select all inputs.
+    """
     known: dict[str, Collection] = {**plan.inputs, **plan.outputs}
     if name is None:
         return plan.outputs or plan.inputs
     if name not in known:
-        raise SpecError("explain", f"there is no output or input {name!r}", did_you_mean(name, known), input=name)
+        raise SpecError(
+            "explain", f"there is no output or input {name!r}", did_you_mean(name, known, "names"), input=name
+        )
     return {name: known[name]}
 
 
 def explain_collections(plan: Plan, roots: Mapping[str, Collection], figures: Figures | None = None) -> PlanExplanation:
-    """Explain some collections, by name, as text.
+    """Explain some collections as text. ``roots``: maps names to the collections.
 
     >>> import pyarrow as pa
     >>> from ddflow.plan.plan import Plan
@@ -136,7 +148,7 @@ def write_operator(node: Collection, names: Mapping[Collection, str]) -> str:
 
 
 def format_spec(node: Input) -> str:
-    """Write an input's spec without its defaults."""
+    """Write the spec of an input, without options that have their default values."""
     said = [f"{name}={value!r}" for name, value in json.loads(node.spec.to_json()).items()]
     return shorten(", ".join(said if node.bound.format is None else [*said, f"format={node.bound.format!r}"]))
 
@@ -148,12 +160,15 @@ def list_placement_notes(
     paired: Set[Collection],
     output: bool,
 ) -> list[str]:
-    """Describe how a collection's rows move and are stored.  ``entry``: the collection if it is an input, else None."""
+    """Describe how the rows of a collection move between partitions, and how the rows are stored.
+
+    ``entry``: the collection if it is an input, or None.
+    """
     notes, meets = [], node.exchange()
     if entry is not None:
         meets = [tuple(entry.bound.key_schema.names)]
     if node.of_events:
-        notes.append("told of events")
+        notes.append("notified of events")
     elif node.looks:
         every = " and ".join(_format_key_columns(by) for by in (meets[n] for n in node.looks) if by)
         notes.append(f"rows are looked up by {every}" if every else f"rows are looked up in {_format_key_columns(())}")
@@ -163,7 +178,7 @@ def list_placement_notes(
                 continue
             stands = of is not None and by and is_partitioned_by(standing[of], by, exactly=node in paired)
             notes.append(
-                f"rows stand by {_format_key_columns(by)} already"
+                f"rows are already partitioned by {_format_key_columns(by)}"
                 if stands
                 else f"rows move to their {_format_key_columns(by)}"
             )
@@ -183,7 +198,7 @@ def _format_key_columns(by: Columns) -> str:
 
 
 def find_partitioning(plan: Plan, paired: Set[Collection]) -> dict[Collection, Columns | None]:
-    """Return the columns that partition the rows of each collection; None if it has no partitioning."""
+    """Return the columns that partition the rows of each collection, or None for a collection without such columns."""
     out: dict[Collection, Columns | None] = {node: tuple(node.bound.key_schema.names) for node in plan.inputs.values()}
     for node in plan.nodes:  # inputs precede the collections built from them
         if node in out:
@@ -197,7 +212,10 @@ def find_partitioning(plan: Plan, paired: Set[Collection]) -> dict[Collection, C
 
 
 BESIDE, BELOW, LANE, SWEEPS = 24.0, 44.0, 16.0, 8
-"""Pixels between boxes of a layer, between layers, and across a lane; rounds that improve order and places."""
+"""In pixels: the gap between two boxes of a layer, the gap between two layers, and the width of a lane.
+
+Then the number of layout rounds.
+"""
 
 
 class BoxSize(NamedTuple):
@@ -220,7 +238,10 @@ class BoxCenter(NamedTuple):
 
 
 class BoxLayout(NamedTuple):
-    """A layout.  ``boxes``: by number.  ``edges``: the ends of each edge's lanes, downwards, by box and input."""
+    """The layout of a picture. ``boxes``: the center of each box.
+
+    ``edges``: for each box and input, the points of the edge between both, from top to bottom.
+    """
 
     boxes: list[BoxCenter]
     edges: dict[tuple[int, int], list[BoxCenter]]
@@ -229,7 +250,10 @@ class BoxLayout(NamedTuple):
 
 
 class _BoxLayers:
-    """Boxes and lanes by layer.  A lane is an edge's place in a layer; lanes have numbers from ``len(sizes)`` on."""
+    """The boxes and lanes of each layer. A lane is the place where an edge crosses a layer.
+
+    Lanes have numbers from ``len(sizes)`` upwards.
+    """
 
     def __init__(self, sizes: Sequence[BoxSize], inputs: Sequence[Sequence[int]]) -> None:
         self.widths = [each.width for each in sizes]
@@ -258,7 +282,10 @@ class _BoxLayers:
                 self.below[one].append(each)
 
     def sort_layers(self) -> None:
-        """Sort each layer by the mean position of the connected boxes in the layer above, then below."""
+        """Sort each layer by the mean position of the connected boxes in the layer above.
+
+        A second pass sorts each layer by the connected boxes in the layer below.
+        """
         at = {each: float(n) for layer in self.layers for n, each in enumerate(layer)}
         for sweep in range(SWEEPS):
             joined = self.above if sweep % 2 == 0 else self.below
@@ -285,7 +312,11 @@ class _BoxLayers:
         return {each: place - left for each, place in x.items()}
 
     def _spread_boxes(self, layer: list[int], wanted: list[float]) -> list[float]:
-        """Spread boxes near the wanted places without overlap: the mean of packing from left and right."""
+        """Position boxes without overlap, near the wanted positions.
+
+        Each result is the mean of two positions: one from packing the boxes from the left, one from packing them from
+        the right.
+        """
         gaps = [(self.widths[one] + self.widths[other]) / 2 + BESIDE for one, other in pairwise(layer)]
         right, left = list(wanted), list(wanted)
         for n, gap in enumerate(gaps):
@@ -300,7 +331,10 @@ def _compute_mean(values: Sequence[float], otherwise: float) -> float:
 
 
 def lay_out_boxes(sizes: Sequence[BoxSize], inputs: Sequence[Sequence[int]]) -> BoxLayout:
-    """Lay out boxes.  ``inputs``: the numbers of each box's input boxes, all lower than its number.  Pure."""
+    """Lay out boxes. ``inputs``: for each box, the numbers of its input boxes.
+
+    Each input box has a lower number than the box.
+    """
     layers = _BoxLayers(sizes, inputs)
     layers.sort_layers()
     x, rows, top = layers.place_boxes(), dict[int, tuple[float, float]](), 0.0
@@ -315,15 +349,18 @@ def lay_out_boxes(sizes: Sequence[BoxSize], inputs: Sequence[Sequence[int]]) -> 
 
 
 LETTER, LINE, AROUND, WIDE = 6.7, 15.0, 10.0, 44
-"""Pixels per letter, per line and around a text; letters per line."""
+"""In pixels: the width of a letter, the height of a line, and the margin around a text.
+
+Then the maximum number of letters in a line.
+"""
 MOST_BOXES: Final = 60
-"""Maximum number of collections for a picture in a notebook."""
+"""If a plan has more collections than this number, a notebook shows text instead of a picture."""
 TINTS: Final = {"input": "#4c8dff", "operator": "#888888", "kept": "#e8912d", "output": "#3fae5a"}
 Kind = Literal["input", "operator", "kept", "output"]
 
 
 class PlanDiagram(str):
-    """SVG that a notebook shows."""
+    """A text of SVG that a notebook shows as a picture."""
 
     __slots__ = ()
 
@@ -335,7 +372,7 @@ class PlanDiagram(str):
 
 
 class Box(NamedTuple):
-    """A box with ``title`` and ``lines``.  ``of``: the numbers of its input boxes."""
+    """A box with ``title`` and ``lines``. ``of``: the numbers of the input boxes."""
 
     kind: Kind
     title: list[str]
@@ -344,13 +381,13 @@ class Box(NamedTuple):
 
     @property
     def size(self) -> BoxSize:
-        """The size in pixels."""
+        """The size of the box, in pixels."""
         every = [*self.title, *self.lines]
         return BoxSize(max(map(len, every)) * LETTER + 2 * AROUND, len(every) * LINE + 2 * AROUND)
 
 
 def draw_plan(plan: Plan, name: str | None = None, figures: Figures | None = None) -> PlanDiagram:
-    """Draw all outputs, or one output or input.  O(nodes).  Raises `SpecError` for an unknown name.
+    """Draw all outputs, or only the output or input called ``name``. O(nodes). Raises `SpecError` for an unknown name.
 
     >>> import ddflow as dd
     >>> flow = dd.Flow()
@@ -370,13 +407,13 @@ def render_plan(
     """Explain a plan as text or as a picture.  O(nodes).  Raises `SpecError` for an unknown name or format."""
     if format not in ("text", "svg"):
         raise SpecError(
-            ErrorText("explain with ", Option("format", format)), "that is no choice", "use 'text' or 'svg'"
+            ErrorText("explain with ", Option("format", format)), "that is not a valid value", "use 'text' or 'svg'"
         )
     return explain_plan(plan, name, figures) if format == "text" else draw_plan(plan, name, figures)
 
 
 def render_html(plan: Plan, figures: Figures | None = None) -> str:
-    """Render a plan for a notebook: its picture, or its text if it has many collections."""
+    """Render a plan for a notebook, as a picture, or as text if the plan has many collections."""
     if len(plan.nodes) > MOST_BOXES:
         return explain_plan(plan, None, figures)._repr_html_()
     return f'<div style="overflow: auto">{draw_plan(plan, None, figures)}</div>'
@@ -456,7 +493,7 @@ class Explaining(ABC):
     >>> flow.explain(format="png")
     Traceback (most recent call last):
         ...
-    ddflow.errors.SpecError: explain with format='png': that is no choice; use 'text' or 'svg'
+    ddflow.errors.SpecError: explain with format='png': that is not a valid value; use 'text' or 'svg'
     """
 
     @overload
@@ -466,11 +503,13 @@ class Explaining(ABC):
     def explain(
         self, name: str | None = None, *, format: Literal["text", "svg"] = "text"
     ) -> PlanExplanation | PlanDiagram:
-        """Show the plan as text or as a picture: operators of each output, stored state, and partitioning columns.
+        """Show the plan as text or as a picture.
 
-        An engine or a snapshot adds figures.  A collection with stored rows shows their number, their bytes in memory
-        and on disk (index included), the number of operators probing them, and the outputs sharing them.  Each computed
-        collection shows the time that steps spent on it since the engine was opened.
+        The plan includes the operators of each output, stored state, and partitioning columns. An engine or a snapshot
+        also shows measured numbers. For a collection with stored rows, the numbers are rows, bytes in memory and bytes
+        on disk, including the index. The explanation shows how many operators probe the stored rows, and which outputs
+        share the rows. For each computed collection, the explanation shows the total time that the steps spent on the
+        collection since the engine was opened.
 
         Parameters
         ----------
@@ -482,7 +521,7 @@ class Explaining(ABC):
         Returns
         -------
         PlanExplanation or PlanDiagram
-            A str; a prompt and a notebook display it without quotes or as a picture.
+            A subclass of str.  A prompt shows it without quotes, and a notebook as text or as a picture.
 
         Raises
         ------
@@ -491,8 +530,8 @@ class Explaining(ABC):
 
         Notes
         -----
-        Explaining runs nothing.  Times exclude reading your rows, writing state, and commits.  O(nodes of the plan, and
-        runs).
+        Explaining runs nothing. The times exclude reading your rows, writing state, and commits. O(nodes of the plan +
+        stored runs).
         """
         return self._render_plan(name, format)
 

@@ -1,7 +1,7 @@
-"""Write formulas of a plan as JSON, and read fields of JSON with checks.
+"""Write the formulas of a plan as JSON, and read fields of JSON with checks of their types.
 
-Guarantees: JSON stores SQL as text, and functions and pyarrow expressions as a name and a digest, never as code. A
-field with a value of the wrong type raises `CorruptState`.
+Guarantees: in JSON, SQL is stored as text. Functions and pyarrow expressions are stored as a name and a digest, never
+as code. If the value of a field has a wrong type, reading the field raises `CorruptState`.
 
 >>> one, other = (lambda batch: batch.column("a")), (lambda batch: batch.column("b"))
 >>> digest_code(one) == digest_code(other), digest_code(one) == digest_code(lambda rows: rows.column("a"))
@@ -25,14 +25,14 @@ import xxhash
 from ddflow.columns.wider import find_widening, list_changed_types
 from ddflow.errors import CorruptState, SpecError, shorten
 from ddflow.expressions import Expression
-from ddflow.storage.fields import MEND
+from ddflow.storage.fields import RESTORE_REMEDY
 
 _SHORT = reprlib.Repr()  # the built-in repr fails for JSON nested very deeply, and is too long for messages
 _SHORT.maxstring = _SHORT.maxother = 80
 
 
 class JsonRecord:
-    """A reader of ``given``, a JSON object.  ``what``: its place, for messages.
+    """A reader of the JSON object ``given``. ``what``: where the object is; error messages contain this text.
 
     >>> record = JsonRecord({"rows": 3, "of": {"name": "x"}}, "m")
     >>> record.read_record("of").read_text("name")
@@ -40,7 +40,7 @@ class JsonRecord:
     >>> record.read_text("rows")
     Traceback (most recent call last):
         ...
-    ddflow.errors.CorruptState: m: rows is 3, not a text; it was not written by ddflow, or damaged; restore it ...
+    ddflow.errors.CorruptState: m: rows is 3, not a text; it is damaged, or ddflow did not write it; ...
     """
 
     def __init__(self, given: Any, what: str) -> None:
@@ -100,16 +100,22 @@ class JsonRecord:
     def _make_corrupt_error(self, name: str, value: Any, wanted: str) -> CorruptState:
         shown = _SHORT.repr(value)
         shown = shown if len(shown) <= 200 else f"{shown[:197]}..."
-        return CorruptState(self.what, f"{name[:80]} is {shown}, not {wanted}", MEND)
+        return CorruptState(self.what, f"{name[:80]} is {shown}, not {wanted}", RESTORE_REMEDY)
 
 
 def digest_json(given: Any) -> str:
-    """Return xxh3-128 of the canonical JSON text, as 32 hex digits: equal for equal values.  O(values)."""
+    """Return the xxh3-128 hash of the canonical JSON text as 32 hex digits. Equal values have equal hashes.
+
+    O(values).
+    """
     return xxhash.xxh3_128_hexdigest(json.dumps(given, sort_keys=True, separators=(",", ":")).encode())
 
 
 def write_formula(formula: JsonRecord) -> str:
-    """Write a formula of `Formulas.describe_formula`, or the name of a column, as users write it."""
+    """Write a formula or the name of a column the way users write it.
+
+    The formula comes from `Formulas.describe_formula`.
+    """
     kind = next((each for each in ("column", "sql", "arrow", "python") if each in formula), "sql")
     return shorten(repr(formula.read_text(kind)) if kind in ("column", "sql") else formula.read_text(kind))
 
@@ -117,10 +123,10 @@ def write_formula(formula: JsonRecord) -> str:
 def find_formula_objections(
     expression: Expression, old: pa.Schema, new: pa.Schema, kind: pa.DataType | None = None
 ) -> Iterator[str]:
-    """Yield reasons why an expression may change its meaning over wider columns.  O(text).
+    """Yield reasons why the meaning of an expression can change over wider columns. O(text).
 
-    ``old``, ``new``: the narrower and the wider columns, with all columns that the expression reads.  ``kind``: its
-    former type, if a wider type with the same values is acceptable.
+    ``old``, ``new``: the narrower and the wider columns, with all columns that the expression reads.  ``kind``: the
+    former type of the expression, if a wider type with the same values is acceptable.
     """
     read = new.names if expression.columns is None else expression.columns
     changed = [name for name in list_changed_types(old, new) if name in read]
@@ -132,17 +138,15 @@ def find_formula_objections(
         found = find_wider_type(expression.text, old, new)
         if found is not None and (kind is None or expression.type == kind or find_widening(kind, expression.type)):
             return
-    what = (
-        shorten(repr(expression.text)) if expression.text is not None else "a function, or an expression of pyarrow's,"
-    )
-    yield f"{what} reads {changed}, and may say something else of {[str(new.field(name).type) for name in changed]}"
+    what = shorten(repr(expression.text)) if expression.text is not None else "a function or a pyarrow expression"
+    yield f"{what} reads {changed}, and may mean something else with {[str(new.field(name).type) for name in changed]}"
 
 
 class Formulas:
-    """The formulas of one plan.  ``digests``: the version of Python or pyarrow and the digest, by kind and name.
+    """The formulas of one plan. ``digests``: for each kind and name, the digest and the version of Python or pyarrow.
 
-    ``written``: whether another process will read the JSON.  Two formulas with one name are then an error; otherwise
-    ids in the JSON distinguish them.
+    ``written``: whether another process will read the JSON. If ``written`` is true, two different formulas with the
+    same name are an error. If ``written`` is false, ids in the JSON distinguish the two formulas.
     """
 
     def __init__(self, written: bool = True) -> None:
@@ -151,9 +155,9 @@ class Formulas:
         self._given: dict[str, Any] = {}
 
     def describe_formula(self, expression: Expression) -> dict[str, str]:
-        """Describe the formula as JSON: its SQL, or its name and type.  The type of SQL follows from the columns.
+        """Describe the formula as JSON: its SQL, or its name and type. For SQL, the columns determine the type.
 
-        O(text).  Raises `SpecError` if another formula has the name.
+        O(text).  Raises `SpecError` if another formula has the same name.
         """
         if expression.text is not None:
             return {"sql": expression.text}
@@ -168,9 +172,9 @@ class Formulas:
         return {"python": self._register_name("python", name, found, same)} | kind
 
     def describe_functions(self, given: Sequence[Any]) -> dict[str, str]:
-        """Describe functions that form one formula as JSON.
+        """Describe several functions that together are one formula, as JSON.
 
-        O(code).  Raises `SpecError` if another formula has the name.
+        O(code).  Raises `SpecError` if another formula has the same name.
         """
         given = [getattr(each, "py_func", each) for each in given]
         found = [str(sys.implementation.cache_tag), digest_json([digest_code(each) for each in given])]
@@ -185,7 +189,7 @@ class Formulas:
             raise SpecError(
                 "write a plan as JSON",
                 f"two different formulas are both called {name}",
-                "give functions names of their own with def, or write them as SQL",
+                "define functions of different names with def, or write SQL",
             )
         self.digests[f"{kind} {name}"] = found
         return name
@@ -198,7 +202,7 @@ def find_code_name(given: Any) -> str:
 
 
 def digest_code(function: Any) -> str:
-    """Digest a function's code and the plain values in its defaults and closure: 32 hex digits.
+    """Digest the code of a function, and the plain values in its defaults and its closure, to 32 hex digits.
 
     O(code).  All callable objects without ``__code__`` have the same digest.
     """

@@ -1,9 +1,9 @@
 """Define the base classes of verb families, and the registry of operators.
 
-Each file in ``ddflow/operators`` registers its operator when the package loads, on the first call of a verb. So plans
-refer to operators only by verb.
+The first call of a verb loads the package ``ddflow.operators``. When the package loads, each of its files registers an
+operator. So a plan refers to an operator only by the name of its verb.
 
-Guarantees: for a verb's name in another library, such as ``select``, the error names the verb of ddflow.
+Guarantees: for a method name of another library, such as ``select``, the error suggests the verb of ddflow.
 """
 
 import importlib
@@ -18,7 +18,7 @@ Kind = TypeVar("Kind", bound=type)
 
 
 def register_operator(kind: Kind) -> Kind:
-    """Register an operator class under its ``verb``, as a decorator."""
+    """Decorate an operator class, so that the class is registered under its ``verb``."""
     _REGISTERED[kind.verb] = kind  # type: ignore[attr-defined]
     return kind
 
@@ -35,11 +35,14 @@ def find_operator_class(verb: str) -> Any:
 
 
 Made = TypeVar("Made")
-"""The type of a verb's result: a collection."""
+"""The type of a verb's result. The result is a collection."""
 
 
 class VerbFamily(Generic[Made]):
-    """A base class of verbs.  ``flow``: the plan, which replaces a new collection by an equal existing one."""
+    """A base class of verbs. ``flow``: the plan.
+
+    If an equal collection exists, the plan returns the existing collection instead of a new collection.
+    """
 
     flow: Any
 
@@ -49,17 +52,19 @@ class VerbFamily(Generic[Made]):
 
 
 def check_same_flow(verb: str, first: Any, other: Any) -> None:
-    """Raise `SpecError` if ``other`` is not a collection of the flow of ``first``."""
+    """Raise `SpecError` if ``other`` is not a collection, or belongs to another flow than ``first``."""
     if getattr(other, "flow", None) is not first.flow:
-        raise SpecError(verb, f"{other!r:.99} is no collection or of another flow", "build both in one flow")
+        raise SpecError(
+            verb, f"{other!r:.99} is not a collection of the same flow", "build both collections in one flow"
+        )
 
 
 ALIKE: Final = 0.8
-"""Minimum similarity, 0 to 1, of a name to suggest it."""
+"""A message suggests names whose similarity, from 0 to 1, is at least this number."""
 
 
 class ForeignVerbHints:
-    """A base class that suggests verbs for names of other libraries.
+    """A base class that suggests verbs for method names of other libraries.
 
     >>> class Rows(ForeignVerbHints):
     ...     _shown, _instead = "a collection", {"select": "project([...])"}
@@ -71,13 +76,13 @@ class ForeignVerbHints:
     ...         print(error)
     a collection: it has no 'select'; write project([...])
     a collection: it has no 'projects'; did you mean 'project'?
-    a collection: it has no 'explode'; help(...) lists what it has
+    a collection: it has no 'explode'; help(...) lists its methods
     """
 
     _shown: ClassVar[str]
-    """The object's name in messages."""
+    """The noun by which messages call the object."""
     _instead: ClassVar[Mapping[str, str]]
-    """The code to suggest, by foreign name."""
+    """Maps each method name of another library to the code that messages suggest."""
 
     if not TYPE_CHECKING:
 
@@ -85,7 +90,7 @@ class ForeignVerbHints:
             if name.startswith("_"):
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
             near = get_close_matches(name, [each for each in dir(type(self)) if each[0] != "_"], 1, ALIKE)
-            remedy = f"did you mean {near[0]!r}?" if near else "help(...) lists what it has"
+            remedy = f"did you mean {near[0]!r}?" if near else "help(...) lists its methods"
             if name in self._instead:
                 remedy = f"write {self._instead[name]}"
             raise NoSuchVerb(self._shown, f"it has no {name!r}", remedy)

@@ -1,10 +1,10 @@
 """Declare the verbs of groups and keys: count, agg, top, versions, to_upserts, single.
 
-`agg` splits its aggregates into parts and joins the parts by group: one part for the aggregates that add up, one for
-each order of rows, and one for each count of distinct values. Every part has all groups. Equal parts are one collection
-with one arrangement.
+`agg` splits its aggregates into parts and joins the parts by group: one part for aggregates computed by addition, one
+for each order of rows, and one for each count of distinct values. Every part has all groups. Two equal parts are one
+collection with one arrangement.
 
-Guarantees: a group exists while the multiplicities of its rows do not add up to zero.
+Guarantees: a group exists while the sum of the multiplicities of its rows is not zero.
 
 >>> import ddflow as dd
 >>> people = dd.Flow().upserts("people", {"id": int, "city": str}, dd.Upsert(key="id"))
@@ -29,11 +29,14 @@ from ddflow.plan.verbs.joins import build_inner_join
 from ddflow.plan.verbs.rows import Formula
 
 ENDS: Final = {"min": "first", "max": "last", "first": "first", "last": "last", "array_agg": "all"}
-"""The rows of a group that each ordered aggregate returns: the first, the last, or all."""
+"""For each ordered aggregate: whether it returns the first row, the last row, or all rows of a group."""
 
 
 class OrderedPartColumns(NamedTuple):
-    """Columns and order of an ordered part: the SQL of its non-group columns, by name, and its order."""
+    """The columns and the order of an ordered part.
+
+    ``columns``: the name and the SQL of each column that is not a group column.
+    """
 
     columns: tuple[tuple[str, str], ...]
     order: tuple[str, ...]
@@ -41,16 +44,16 @@ class OrderedPartColumns(NamedTuple):
 
 
 def check_group_columns(of: Any, by: Any, names: Iterable[str]) -> list[str]:
-    """Parse the group columns and check them against the names of the results.  Raises `SpecError`."""
+    """Parse the group columns, and check that no result has the name of a group column. Raises `SpecError`."""
     groups, names = list(parse_column_names(by, "agg", "group_by")), list(names)
     check_columns_exist(groups, of.schema.names, "group_by")
     if taken := [name for name in names if name in groups]:
-        raise SpecError("agg", f"a group column is called {taken[0]!r} already", "choose another name")
+        raise SpecError("agg", f"a group column is already called {taken[0]!r}", "choose another name")
     if not names:
-        raise SpecError("agg", "no aggregate is named", "write one, as in total='sum(amount)'")
+        raise SpecError("agg", "no aggregate is given", "write one, as in total='sum(amount)'")
     if of.forgetting:
         found = f"the inputs {sorted(of.forgetting)} forget rows without a retraction: they would be added again"
-        raise SpecError("agg", found, "leave on_expire='forget' out there")
+        raise SpecError("agg", found, "omit on_expire='forget' in their specs")
     check_column_names([*groups, *names], "agg")
     return groups
 
@@ -92,12 +95,15 @@ def _is_foldable(call: AggregateCall) -> bool:
 
 
 def _build_ordered_part(of: Any, groups: Sequence[str], call: AggregateCall) -> tuple[OrderedPartColumns, str]:
-    """Build the columns and the order of an ordered aggregate, and name its value column.  Raises `ExpressionError`."""
+    """Build the columns and the order of an ordered aggregate, and return them with the name of the value's column.
+
+    Raises `ExpressionError`.
+    """
     by_value = call.function in ("min", "max")
     if call.distinct and not by_value:
-        raise call.build_error(f"{call.function} takes no DISTINCT", "leave it out")
+        raise call.build_error(f"{call.function} does not accept DISTINCT", "omit it")
     if call.order and by_value:
-        raise call.build_error(f"{call.function} takes no ORDER BY", "leave it out")
+        raise call.build_error(f"{call.function} does not accept ORDER BY", "omit it")
     if call.function in ("first", "last") and not call.order:
         raise call.build_error("it does not say which row is first", f"write {call.function}(x order by y)")
     (argument,) = call.arguments
@@ -134,7 +140,7 @@ def _write_order_direction(name: str, descending: bool, nulls_first: bool) -> st
 def _count_distinct(of: Any, groups: Sequence[str], name: str, call: AggregateCall) -> Any:
     """Build the collection that counts the distinct non-null values."""
     if call.order or call.ignores_nulls:
-        raise call.build_error(f"count takes no {'ORDER BY' if call.order else 'IGNORE NULLS'}", "leave it out")
+        raise call.build_error(f"count does not accept {'ORDER BY' if call.order else 'IGNORE NULLS'}", "omit it")
     columns = list[tuple[str, str]]()
     tests = " AND ".join(f"({each}) IS NOT NULL" for each in call.arguments)
     for i, each in enumerate(dict.fromkeys(call.arguments)):
@@ -148,7 +154,7 @@ def _count_distinct(of: Any, groups: Sequence[str], name: str, call: AggregateCa
 
 
 def _find_free_name(name: str, groups: Sequence[str]) -> str:
-    """Extend a name until no group column has it."""
+    """Append underscores to a name until no group column has the name."""
     while name in groups:
         name += "_"
     return name
@@ -159,7 +165,7 @@ def _project_columns(of: Any, groups: Sequence[str], columns: Iterable[tuple[str
 
 
 def _join_group_parts(parts: Sequence[tuple[Any, list[str]]], groups: list[str], names: list[str]) -> Any:
-    """Join all parts by their groups; each part has every group."""
+    """Join all parts by their groups. Each part has every group."""
     made, shown = parts[0]
     for part, more in parts[1:]:
         columns = [(name, 0, name) for name in (*groups, *shown)] + [(name, 1, name) for name in more]
@@ -176,7 +182,7 @@ def _join_group_parts(parts: Sequence[tuple[Any, list[str]]], groups: list[str],
 
 
 class Grouping(ForeignVerbHints, Generic[Made]):
-    """Rows grouped by some columns; `agg` turns them into a collection.
+    """Rows grouped by some columns. `agg` turns the grouped rows into a collection.
 
     Parameters
     ----------
@@ -199,15 +205,15 @@ class Grouping(ForeignVerbHints, Generic[Made]):
 
     def __init__(self, of: Any, by: Sequence[str]) -> None:
         if wrong := [each for each in by if not isinstance(each, str)]:
-            found = f"it is given {wrong[0]!r:.200}, which is no name of a column"
-            raise SpecError("group_by", found, "give names one by one, as in group_by('city', 'year')")
+            found = f"{wrong[0]!r:.200} is not the name of a column"
+            raise SpecError("group_by", found, "pass the names one by one, as in group_by('city', 'year')")
         self._of, self._by = of, list(by)
 
     def agg(self, *unnamed: Never, **aggregates: str | AppliedAggregate) -> Made:
         """Aggregate the rows of each group.
 
-        A group exists while the multiplicities of its rows do not add up to zero.  Aggregates ignore nulls; if all
-        values are null, counts are 0 and other aggregates are null.  Equal calls return the same collection, with one
+        A group exists while the sum of the multiplicities of its rows is not zero. Aggregates ignore nulls. If all
+        values are null, counts are 0 and other aggregates are null. Equal calls return the same collection, with one
         arrangement.
 
         Parameters
@@ -233,9 +239,10 @@ class Grouping(ForeignVerbHints, Generic[Made]):
         Notes
         -----
         O(n) expected, for n updates of a step, plus O(changed groups).  The state stores a row for each group.  A step
-        raises `AggregateOverflow` if a sum leaves its type.  Extremes, first and last values cost O(log rows) an
-        update, and lists cost O(rows) for each changed group.  These aggregates and distinct counts store each distinct
-        row, and a step raises `NegativeMultiplicity` if one has a negative multiplicity.
+        raises `AggregateOverflow` if a sum overflows its type. ``min``, ``max``, ``first`` and ``last`` cost O(log
+        rows) an update. ``array_agg`` costs O(rows) for each changed group. The state stores each distinct row for
+        distinct counts, and for aggregates that depend on an order. A step raises `NegativeMultiplicity` if a stored
+        row has a negative multiplicity.
 
         Examples
         --------
@@ -267,7 +274,7 @@ class GroupVerbs(VerbFamily[Made], Generic[Made]):
     """Verbs that group rows by some columns."""
 
     def count(self, by: str | Sequence[str] | None = None, *more: str, name: str = "count") -> Made:
-        """Count the rows of each group.  Groups with a count of zero are left out.
+        """Count the rows of each group.  The result omits groups with a count of zero.
 
         Equal calls return the same collection, with one arrangement.
 
@@ -348,7 +355,8 @@ class GroupVerbs(VerbFamily[Made], Generic[Made]):
     ) -> Made:
         """Keep the first k rows of each group, in an order.
 
-        A row of multiplicity m takes m places; the limit may cut its multiplicity.
+        A row with multiplicity m takes m places. If fewer than m places remain, the row has a multiplicity below m in
+        the result.
 
         Parameters
         ----------
@@ -361,7 +369,7 @@ class GroupVerbs(VerbFamily[Made], Generic[Made]):
         partition_by : str or sequence of str
             The group columns, possibly empty: bare names, without backticks.
         offset : int
-            The number of rows to leave out at the start of each group.
+            The number of rows to skip at the start of each group.
         rank_name : str, optional
             The name of a column for the place of a row in its group, an int64 from 1 on.  A row of multiplicity m then
             becomes m rows.
@@ -378,8 +386,8 @@ class GroupVerbs(VerbFamily[Made], Generic[Made]):
 
         Notes
         -----
-        O(log rows) an update, plus O(k + offset) for each group that a step touches.  The state stores each row.  With
-        ``rank_name`` one change may move all ranks after it: 2k updates.
+        O(log rows) an update, plus O(k + offset) for each group that a step touches. The state stores each row. If
+        ``rank_name`` is given, one change can move all later ranks, which takes up to 2k updates.
         """
         return self._apply_verb("top", k, by, partition_by, offset, rank_name)
 
@@ -392,11 +400,13 @@ class GroupVerbs(VerbFamily[Made], Generic[Made]):
         valid_from: str = "valid_from",
         valid_to: str = "valid_to",
     ) -> Made:
-        """Build a type-2 history: each row is a version of its key, valid from its order to the next row's order.
+        """Build a type-2 history.
 
-        A late row is inserted at its place, and the ends of its neighbours move.  A retraction removes a version.
-        Neighbours that differ only in ``order_by`` and ``ignore`` are one version, shown as the earliest row.  If rows
-        share a key and an order, only the greatest row is shown.
+        Each row is a version of its key, and is valid from its own order to the order of the key's next row. A late row
+        is inserted at its place in the order, which changes the ends of neighbouring versions. A retraction removes a
+        version. Consecutive rows that differ only in ``order_by`` and ``ignore`` are one version. If a version consists
+        of several rows, the result shows the earliest row. If several rows have the same key and the same order, only
+        the greatest row is shown.
 
         Parameters
         ----------
@@ -410,8 +420,8 @@ class GroupVerbs(VerbFamily[Made], Generic[Made]):
         ignore : str or sequence of str
             Columns to ignore when comparing neighbours.
         valid_from, valid_to : str
-            The names of two new columns: the order of a version, and the order of the row that ended it, or null.
-            With several order columns, they hold the first.
+            The names of two new columns: the order of a version, and the order of the row that ended it, or null.  With
+            several order columns, the new columns hold the first of them.
 
         Returns
         -------
@@ -428,14 +438,16 @@ class GroupVerbs(VerbFamily[Made], Generic[Made]):
 
         Notes
         -----
-        O(log rows) an update, plus O(r log r) for the r rows around it, up to the second version after it.  If some
-        rows of the key are on disk, r counts all rows of the key.  The state stores each row.  A step raises
-        `NegativeMultiplicity` if a row has a negative multiplicity.
+        O(log rows) an update, plus O(r log r), where r is the number of rows around the updated row, up to the second
+        version after that row. If some rows of the key are on disk, r is the number of all rows of the key. The state
+        stores each row. A step raises `NegativeMultiplicity` if a row has a negative multiplicity.
         """
         return self._apply_verb("versions", key, order_by, delete, ignore, valid_from, valid_to)
 
     def to_upserts(self, key: str | Sequence[str], on_conflict: Literal["error", "greatest", "all"] = "error") -> Made:
-        """Convert the updates to upserts for an output, as `ddflow.ToUpserts` does.  No verb can follow it.
+        """Convert the updates to upserts for an output, like `ddflow.ToUpserts`.
+
+        No verb can be applied to the result.
 
         Parameters
         ----------
@@ -455,12 +467,12 @@ class GroupVerbs(VerbFamily[Made], Generic[Made]):
 
         Notes
         -----
-        The cost is the same as for `ddflow.ToUpserts`; the state stores each row.
+        The cost is the same as for `ddflow.ToUpserts`. The state stores each row.
         """
         return self._apply_verb("to_upserts", key, on_conflict)
 
     def single(self, count: str, keys: Sequence[str] = ()) -> Made:
-        """Refuse a step that leaves a row with a count above one, for example in a scalar subquery.
+        """Refuse a step after which the count of a row is above one, for example in a scalar subquery.
 
         Parameters
         ----------
@@ -481,6 +493,6 @@ class GroupVerbs(VerbFamily[Made], Generic[Made]):
 
         Notes
         -----
-        O(n), for n updates of a step.  The step raises `NotSingle` for a count above one.
+        O(n), for n updates of a step. The error is `NotSingle`.
         """
         return self._apply_verb("single", count, keys)

@@ -1,9 +1,10 @@
 """Declare join, lookup and arrange, and build all kinds of joins from inner joins.
 
-Outer, semi and anti joins combine an inner join, distinct keys, and the rows without a partner, so one join operator
-serves all kinds.
+Outer, semi and anti joins are combinations of an inner join, distinct keys, and the rows without a partner. So one join
+operator is enough for all kinds of joins.
 
-Guarantees: columns keep their names. A name on both sides must be a key; other equal names raise `SpecError`.
+Guarantees: columns keep their names. If a column name occurs on both sides, the column must be a join key, or the join
+raises `SpecError`.
 
 >>> import ddflow as dd
 >>> flow = dd.Flow()
@@ -32,19 +33,22 @@ KINDS: Final = ("inner", "left", "right", "full", "semi", "anti")
 
 
 class JoinSides(NamedTuple):
-    """Two collections and their join columns, in order.  ``merged``: join columns with one name on both sides."""
+    """Two collections and their join columns, in order.
+
+    ``merged``: the join columns that have one name on both sides.
+    """
 
     left: Any
     right: Any
     on: list[tuple[str, str]]
     merged: list[str]
     shown: tuple[list[str], list[str]]
-    """The original columns of each side; other columns are computed keys."""
+    """The original columns of each side. All other columns are computed keys."""
     whole: list[int]
-    """The sides that have all columns of their collection, without a projection."""
+    """The sides that show all columns of their collection and need no projection."""
 
     def list_columns(self) -> list[tuple[str, int, str]]:
-        """List the join's columns as (name, side, name there); a merged key is taken from the left."""
+        """List the columns of the join as (name, side, name on that side). A merged key is taken from the left side."""
         left = [(name, 0, name) for name in self.shown[0]]
         return [*left, *((name, 1, name) for name in self.shown[1] if name not in self.merged)]
 
@@ -67,7 +71,7 @@ side: ...
     """
     if how not in KINDS:
         raise SpecError(
-            "join", ErrorText(Option("how"), f" is {how!r:.99}"), f"it is one of {', '.join(map(repr, KINDS))}"
+            "join", ErrorText(Option("how"), f" is {how!r:.99}"), f"use one of {', '.join(map(repr, KINDS))}"
         )
     check_same_flow("join", left, right)
     sides = _prepare_sides(left, right, _parse_key_pairs(on, "join"), "join")
@@ -89,9 +93,9 @@ side: ...
 
 
 def look_up_rows(left: Any, right: Any, on: Any, how: str) -> Any:
-    """Look rows up; see `ddflow.plan.verbs.joins.JoinVerbs.lookup`."""
+    """Look up rows; see `ddflow.plan.verbs.joins.JoinVerbs.lookup`."""
     if how not in ("left", "inner"):
-        raise SpecError("lookup", ErrorText(Option("how"), f" is {how!r:.99}"), "it is one of 'left', 'inner'")
+        raise SpecError("lookup", ErrorText(Option("how"), f" is {how!r:.99}"), "use 'left' or 'inner'")
     check_same_flow("lookup", left, right)
     sides = _prepare_sides(left, right, _parse_key_pairs(on, "lookup"), "lookup")
     columns = sides.list_columns()
@@ -107,7 +111,7 @@ def look_up_rows(left: Any, right: Any, on: Any, how: str) -> Any:
 
 
 def _parse_key_pairs(on: Any, asked: str) -> list[tuple[str, str]]:
-    """Parse the keys into pairs of left and right.  Raises `SpecError`."""
+    """Parse the keys into pairs of a left key and a right key. Raises `SpecError`."""
     if isinstance(on, Mapping):
         names = parse_column_names([*on, *on.values()], asked, "on")
         return list(zip(names[: len(on)], names[len(on) :], strict=True))
@@ -116,7 +120,10 @@ def _parse_key_pairs(on: Any, asked: str) -> list[tuple[str, str]]:
 
 
 def _prepare_sides(left: Any, right: Any, pairs: list[tuple[str, str]], asked: str) -> JoinSides:
-    """Add a column for each key to both sides, in comparable types.  Raises `SpecError`, `ExpressionError`."""
+    """For each key, add a column to both sides, so that the two columns have comparable types.
+
+    Raises `SpecError`, `ExpressionError`.
+    """
     shown = list(left.schema.names), list(right.schema.names)
     merged = [one for one, other in pairs if one == other and one in shown[0] and one in shown[1]]
     both = [name for name in shown[1] if name in shown[0] and name not in merged]
@@ -132,7 +139,7 @@ def _prepare_sides(left: Any, right: Any, pairs: list[tuple[str, str]], asked: s
         if not is_comparable(a, b):
             found = f"{was!r} is {a} and {its!r} is {b}, which do not compare without loss"
             raise SpecError(asked, found, f"cast one: on={{{was!r}: 'cast({its} as ...)'}}")
-    # If a side is indexed by exactly these columns, use the order of its index.
+    # If a side is indexed by exactly the join columns, use the column order of that index.
     for side, names in ((right, others), (left, ones)):
         of, sources = follow_renames(side, side.schema.names)
         found_by = of.find_lookup_columns()
@@ -154,7 +161,10 @@ def _has_exactly_columns(side: Any, shown: Sequence[str]) -> bool:
 def _add_key_columns(
     side: Any, keys: Sequence[str], other: Any, its: Sequence[str], asked: str
 ) -> tuple[Any, list[str]]:
-    """Add a column for each key to a side, and return the columns' names; cast keys to the common type."""
+    """For each key, add to one side a column with the values of the key, cast to the common type.
+
+    Return the names of the columns.
+    """
     columns, names = {name: name for name in side.schema.names}, list[str]()
     for key, partner in zip(keys, its, strict=True):
         text = key
@@ -182,9 +192,10 @@ def _write_type_sql(kind: pa.DataType) -> str:
 
 
 def _find_common_timestamp(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
-    """Return the timestamp type that compares two types without loss, if one is a timestamp, or None.
+    """If one of two types is a timestamp, return a timestamp type to which both types can be cast without loss.
 
-    SQL has no timestamps of nanoseconds.  A date compares with an instant only in a time zone.
+    Return None if no such type exists. SQL has no timestamps of nanoseconds. Comparing a date with an instant needs a
+    time zone.
     """
     if one == other or not (pat.is_timestamp(one) or pat.is_timestamp(other)):
         return None
@@ -198,7 +209,10 @@ def _find_common_timestamp(one: pa.DataType, other: pa.DataType) -> pa.DataType 
 
 
 def _find_common_decimal(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
-    """Return the decimal type that compares two types without loss, if one is a decimal, or None."""
+    """If one of two types is a decimal, return a decimal type to which values of both types can be cast without loss.
+
+    Return None if no such type exists.
+    """
     digits = {8: 3, 16: 5, 32: 10, 64: 20}
     if not (pat.is_decimal(one) or pat.is_decimal(other)):
         return None
@@ -215,7 +229,10 @@ def _find_common_decimal(one: pa.DataType, other: pa.DataType) -> pa.DataType | 
 
 
 def is_comparable(one: pa.DataType, other: pa.DataType) -> bool:
-    """Tell whether equal values of two types have equal words: numbers of one kind and any width, or equal types."""
+    """Tell whether equal values of two types are stored as equal 64-bit words.
+
+    The result is true for equal types, and for numbers of the same kind with different widths.
+    """
     one, other = normalize_type(one), normalize_type(other)
     texts = pat.is_string, pat.is_large_string
     if one == other or (any(f(one) for f in texts) and any(f(other) for f in texts)):
@@ -231,7 +248,10 @@ def is_comparable(one: pa.DataType, other: pa.DataType) -> bool:
 
 
 def follow_renames(side: Any, names: Iterable[str]) -> tuple[Any, dict[str, str]]:
-    """Follow projections that only rename columns to their input; return it and the columns' names there."""
+    """Skip projections that only rename columns.
+
+    Return the collection below these projections, and the names of the columns in that collection.
+    """
     sources = {name: name for name in names}
     while (renamed := side.renames()) is not None:
         side, sources = side.inputs[0], {name: renamed[of] for name, of in sources.items()}
@@ -239,7 +259,10 @@ def follow_renames(side: Any, names: Iterable[str]) -> tuple[Any, dict[str, str]
 
 
 def _find_or_make_arrangement(side: Any, by: Sequence[str], columns: Sequence[str]) -> tuple[Any, dict[str, str]]:
-    """Find or build a collection indexed by ``by`` with ``columns``; return it and the names of all columns there."""
+    """Find or build a collection that has ``columns`` and is indexed by ``by``.
+
+    Return the collection, and the names of the columns in the collection.
+    """
     of, sources = follow_renames(side, {*by, *columns} or side.schema.names[:1])
     wanted = [sources[name] for name in by]
     if len(set(wanted)) < len(wanted):  # one column is joined with two columns, and has two names here
@@ -273,7 +296,7 @@ def build_inner_join(
     whole: Sequence[int] = (),
     nulls: bool = False,
 ) -> Any:
-    """Build the inner join of two collections.  ``columns``: its columns as (name, side, name there).
+    """Build the inner join of two collections. ``columns``: the columns of the join as (name, side, name on that side).
 
     ``whole``, ``nulls``: see `ddflow.operators.join.Join`.
     """
@@ -290,7 +313,10 @@ def build_inner_join(
 
 
 def _keep_matched_rows(sides: JoinSides, side: int, pairs: Any) -> Any:
-    """Keep the rows of a side that have a partner.  ``pairs``: the pairs that meet the condition; None without one."""
+    """Keep the rows of a side that have a partner.
+
+    ``pairs``: the pairs that meet the condition, or None without a condition.
+    """
     of, names = (sides.left, sides.right)[side], list(sides.shown[side])
     if pairs is None:
         partner = (sides.right, sides.left)[side]
@@ -338,12 +364,12 @@ def _list_unprojected_sides(of: Any, side: int) -> list[int]:
 
 
 def _remove_matched_rows(of: Any, matched: Any) -> Any:
-    """Remove the matched rows from a collection."""
+    """Remove from a collection the rows that have a match."""
     return _copy_proven_properties(of, of.concat(matched.negate()))
 
 
 def _copy_proven_properties(of: Any, made: Any) -> Any:
-    """Copy the proven properties of a collection to a selection of its rows."""
+    """Copy the proven properties of a collection to a collection that has only some of the first collection's rows."""
     made.unique, made.positive, made.proven = of.unique, of.positive, of.identified_by()
     return made
 
@@ -351,8 +377,9 @@ def _copy_proven_properties(of: Any, made: Any) -> Any:
 def _find_identifying_columns(sides: JoinSides, outer: int) -> tuple[str, ...] | None:
     """Return the columns that identify the rows of an outer join, or None.
 
-    They are the outer side's identifying columns if each of its rows has at most one partner, else the columns of both
-    sides.  No pair has the key of a row without a partner.
+    If each row of the outer side has at most one partner, the identifying columns of the outer side are enough. If a
+    row can have several partners, the identifying columns of both sides are needed. A row without a partner never has
+    the same key as a pair.
     """
     mine, other = ((sides.left, sides.right)[side].unique_by() for side in (outer, 1 - outer))
     names = {(at, of): name for name, at, of in sides.list_columns()} | {(1, name): name for name in sides.merged}
@@ -366,14 +393,14 @@ def _find_identifying_columns(sides: JoinSides, outer: int) -> tuple[str, ...] |
 
 
 def _pad_unmatched_rows(sides: JoinSides, side: int, pairs: Any, condition: str | None) -> Any:
-    """Keep the rows of a side without a partner, with nulls in the other side's columns."""
+    """Keep the rows of a side that have no partner. The columns of the other side are null in the result."""
     both = [sides.left, sides.right]
     both[side] = _remove_matched_rows(both[side], _keep_matched_rows(sides, side, None if condition is None else pairs))
     return find_operator_class("pad")(*both, side, sides.list_columns(), sides.merged if side else [], sides.whole)
 
 
 def _refuse_negative_counts(side: Any, by: Sequence[str], how: str) -> Any:
-    """Add an arrangement that refuses rows with a negative multiplicity, if the side may have such rows."""
+    """If rows of a side can have a negative multiplicity, add an arrangement that raises an error for such rows."""
     return side if side.positive else side._apply_verb("arrange", list(dict.fromkeys(by)), f"a {how} join")
 
 
@@ -394,10 +421,10 @@ class JoinVerbs(VerbFamily[Made], Generic[Made]):
         how: How = "inner",
         condition: str | None = None,
     ) -> Made:
-        """Join the rows of two collections that are equal in some columns.  Multiplicities multiply.
+        """Join two collections: pair the rows that have equal values in some columns. Multiplicities multiply.
 
-        The result has the left's columns, then the right's.  Keys with one name on both sides are one column.  Null
-        equals nothing.
+        The result has the left columns, then the right columns. A key that has the same name on both sides gives one
+        column. Null equals nothing, so a null key has no partner.
 
         Parameters
         ----------
@@ -428,10 +455,11 @@ class JoinVerbs(VerbFamily[Made], Generic[Made]):
 
         Notes
         -----
-        O(n + p) plus one index probe for each key, for n updates and p pairs of a step, regardless of how many rows
-        have the key.  The state stores the rows of both sides, arranged by the keys.  An input of upserts joined by its
-        key needs no copy, and several joins of a collection by the same columns share one arrangement.  For kinds other
-        than "inner", a step raises `NegativeMultiplicity` if a row has a negative multiplicity.
+        O(n + p) for n updates and p pairs of a step, plus one index probe for each key. The cost does not depend on how
+        many rows have the key. The state stores the rows of both sides, arranged by the keys. If an input of upserts is
+        joined by the input's key, the join needs no copy of the input's rows. Several joins of a collection by the same
+        columns share one arrangement. If ``how`` is not "inner", a step raises `NegativeMultiplicity` if a row has a
+        negative multiplicity.
 
         Examples
         --------
@@ -447,12 +475,13 @@ class JoinVerbs(VerbFamily[Made], Generic[Made]):
     def lookup(
         self, right: Made, on: str | Sequence[str] | Mapping[str, str], how: Literal["left", "inner"] = "left"
     ) -> Made:
-        """Extend each row with its key's row in another collection, as of the time when the row arrives.
+        """Extend each row with the row of the same key in another collection, as of the time when the row arrives.
 
-        The result has the left's columns, then the right's.  Keys with one name on both sides are one column.  Null
-        finds nothing.  A lookup sees all changes of the right at or before the row's time.  Later changes of the right
-        do not change the result, and a retraction retracts the row that was emitted.  Equal rows share the result of
-        the first, until all are retracted.
+        The result has the left columns, then the right columns. A key that has the same name on both sides gives one
+        column. A null key finds nothing. A lookup sees all changes of the right collection up to the time of the row,
+        including changes at that time. Later changes of the right collection do not change the result. If a row is
+        retracted, the row that was emitted for it is retracted. If several equal rows arrive, all of them get the
+        result of the first row, until all of them are retracted.
 
         Parameters
         ----------
@@ -475,19 +504,20 @@ class JoinVerbs(VerbFamily[Made], Generic[Made]):
 
         Notes
         -----
-        O(n log n) plus one index probe for each key of new rows, for n updates of a step.  The state stores each row of
-        the left with its result, and the right as for a join.  A step raises `NotUnique` if a row finds several rows,
-        and `NegativeMultiplicity` if a row of the left has a negative multiplicity.  A lookup added to an existing
-        state looks up the current rows of the right.
+        O(n log n) for n updates of a step, plus one index probe for each key of new rows. The state stores each row of
+        the left collection with its result. The right collection is stored as for a join. A step raises `NotUnique` if
+        a row of the left collection has several matches in the right collection. A step raises `NegativeMultiplicity`
+        if a row of the left collection has a negative multiplicity. If a lookup is added to an existing state, the
+        stored rows are looked up in the current rows of the right collection.
         """
         made: Made = look_up_rows(self, right, on, how)
         return made
 
     def arrange(self, by: str | Sequence[str]) -> Made:
-        """Store the rows indexed by some columns, for joins to probe.  The rows do not change.
+        """Store the rows, indexed by some columns, so that joins can probe the index. The result has the same rows.
 
-        Joins arrange their sides themselves.  Call this to choose the place, for example before a projection that two
-        joins share.
+        A join arranges both sides itself. Call this method to choose what is arranged, for example the input of a
+        projection that two joins share.
 
         Parameters
         ----------

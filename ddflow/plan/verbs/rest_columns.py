@@ -1,8 +1,9 @@
-"""Let a projection pass on all columns of a part of its input, such as one side of a join, including later ones.
+"""Let a projection pass all columns of a part of its input, even columns that are added later.
 
-Invariant: the plan decides which part a column is of, never the column's name, so a new column of the other side of a
-join is not passed. The JSON of a `RestColumns` lists the columns that are not passed, so adding a column changes no id
-of a collection. A later column is left out if another column has its name.
+A part is, for example, one side of a join. Invariant: ddflow uses the plan, never the name of a column, to find the
+part that the column comes from. So a projection of one side of a join does not pass a new column of the other side. The
+JSON of a `RestColumns` lists the columns that are not passed. So the ids of collections stay the same if a column is
+added to an input. A column that is added later is omitted if another column already has the same name.
 """
 
 from __future__ import annotations
@@ -13,14 +14,17 @@ from typing import Any, NamedTuple
 from ddflow.plan.text.formulas import JsonRecord
 
 Path = tuple[int, ...]
-"""The path from a collection to an upstream part: the position of the input at each operator with several inputs."""
+"""The path from a collection to a part.
+
+The path lists, for each operator with several inputs, the position of the input through which the path leads.
+"""
 
 
 class RestColumns(NamedTuple):
-    """All columns of a part, except some.
+    """All columns of a part, except the columns ``without``.
 
-    ``at``: the number of named columns before them.  ``path``: the path to the part.  ``without``: the columns not
-    passed.  ``begin``: the prefix of their names in the input.  ``now``: the prefix that replaces it.
+    ``at``: the number of named columns before the passed columns.  ``path``: the path to the part.  ``without``: the
+    columns not passed.  ``begin``: the prefix of their names in the input.  ``now``: the prefix that replaces it.
     """
 
     at: int
@@ -34,13 +38,19 @@ class RestColumns(NamedTuple):
         return self._asdict() | {"path": [*self.path], "without": [*self.without]}
 
     def map_passed_columns(self, ways: Mapping[str, set[Path]]) -> dict[str, str]:
-        """Map the new names to the passed columns of the input.  ``ways``: see `find_column_origins`."""
+        """Map the new name of each passed column to the column's name in the input.
+
+        ``ways``: see `find_column_origins`.
+        """
         mine = [name for name in ways if _has_path_prefix(self.path, ways[name]) and name not in self.without]
         return {self.now + name[len(self.begin) :]: name for name in mine if name.startswith(self.begin)}
 
 
 def find_column_origins(of: Any) -> dict[str, set[Path]]:
-    """Map each column to the paths to its origins; equal columns have several.  O(nodes x columns)."""
+    """Map each column to the paths that lead to its origins.
+
+    A column can have several origins if several columns of the inputs are equal. O(nodes x columns).
+    """
     known: dict[Any, dict[str, set[Path]]] = {}
     ahead = [of]
     while ahead:
@@ -65,9 +75,10 @@ def find_column_origins(of: Any) -> dict[str, set[Path]]:
 def split_rest_columns(
     of: Any, columns: Mapping[str, str], groups: Sequence[Sequence[str]]
 ) -> tuple[dict[str, str], tuple[RestColumns, ...]]:
-    """Split the columns of a projection into named ones and a `RestColumns` for each group.  O(nodes x columns).
+    """Split the columns of a projection into named columns and a `RestColumns` for each group. O(nodes x columns).
 
-    ``groups``: names of columns; a group has all shown columns of a part.  A group of several parts stays named.
+    ``groups``: names of columns. A group consists of all columns of one part that the projection shows. If the columns
+    of a group come from several parts, these columns are treated as named columns.
 
     >>> import ddflow as dd
     >>> flow = dd.Flow()
@@ -107,7 +118,7 @@ def split_rest_columns(
 
 
 def expand_rest_columns(of: Any, given: Mapping[str, Any], rests: Sequence[RestColumns]) -> dict[str, Any]:
-    """Map all columns of a projection to their sources, in order.  O(nodes x columns)."""
+    """Map each column of a projection to its source. The result keeps the order of the columns. O(nodes x columns)."""
     ways, out, named = find_column_origins(of) if rests else {}, dict[str, Any](), [*given.items()]
     for at in range(len(named) + 1):
         for rest in rests:
@@ -133,7 +144,10 @@ def _unquote_column(formula: str) -> str:
 
 
 def _find_differing_prefixes(source: str, name: str) -> tuple[str, str]:
-    """Return the prefixes that distinguish two names: at least one is empty, and both are if no prefix does."""
+    """Return the prefixes in which two names differ. At least one prefix is empty.
+
+    If the difference is no prefix, both are empty.
+    """
     if source.endswith(name):
         return source[: len(source) - len(name)], ""
     return "", name[: len(name) - len(source)] if name.endswith(source) else ""
@@ -144,7 +158,7 @@ def _has_path_prefix(path: Path, ways: set[Path]) -> bool:
 
 
 def _find_smallest_common_path(ways: Sequence[set[Path]]) -> Path | None:
-    """Find the smallest part that contains some columns; None if several could."""
+    """Find the smallest part that contains all columns. Return None if there are several smallest parts."""
     for length in range(max(map(len, ways[0])), -1, -1):
         found = {way[:length] for way in ways[0] if len(way) >= length}
         found = {path for path in found if all(_has_path_prefix(path, each) for each in ways)}

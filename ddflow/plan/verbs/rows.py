@@ -2,9 +2,9 @@
 
 Row verbs: filter, project, unnest. Set verbs: distinct, threshold, concat, negate, union, except_, intersect.
 
-Guarantees: set verbs compare whole rows. concat and negate pass negative multiplicities on; the other set verbs count
-them as zero. A threshold is added only if multiplicities may be negative or above one, so most set verbs store rows
-once.
+Guarantees: set verbs compare whole rows. ``concat`` and ``negate`` pass negative multiplicities on. Set verbs except
+``concat`` and ``negate`` treat a negative multiplicity as zero. A ``threshold`` is added only if multiplicities can be
+negative or above one. So most set verbs store each row once.
 
 >>> import ddflow as dd
 >>> people = dd.Flow().upserts("people", {"id": int, "city": str}, dd.Upsert(key="id"))
@@ -23,14 +23,14 @@ from ddflow.errors import SpecError
 from ddflow.plan.verbs.family import Made, VerbFamily, check_same_flow
 
 Formula = Any
-"""An SQL string, a ``pyarrow.compute.Expression``, or a function from a record batch to an array."""
+"""An SQL string, a ``pyarrow.compute.Expression``, or a function that takes a record batch and returns an array."""
 
 
 class RowVerbs(VerbFamily[Made], Generic[Made]):
-    """Verbs that compute rows from single rows."""
+    """Verbs that compute each result row from one row."""
 
     def filter(self, predicate: Formula) -> Made:
-        """Keep the rows that make ``predicate`` true.  Null is not true.
+        """Keep the rows that make ``predicate`` true. Rows for which ``predicate`` is null are dropped.
 
         Parameters
         ----------
@@ -105,11 +105,11 @@ class RowVerbs(VerbFamily[Made], Generic[Made]):
 
 
 POSITIVE: Final = "greatest(n, 0)"
-"""The formula that replaces negative multiplicities by zero."""
+"""The formula for `threshold` that replaces negative multiplicities by zero."""
 
 
 class SetVerbs(VerbFamily[Made], Generic[Made]):
-    """Verbs that treat collections as multisets.
+    """Verbs that treat collections as multisets: rows with counts.
 
     >>> import ddflow as dd
     >>> people = dd.Flow().upserts("people", {"id": int, "city": str}, dd.Upsert(key="id"))
@@ -118,7 +118,7 @@ class SetVerbs(VerbFamily[Made], Generic[Made]):
     """
 
     def distinct(self) -> Made:
-        """Keep each row of positive multiplicity once, as a `threshold` of 1 does.
+        """Keep each row of positive multiplicity once, like `threshold` with the formula 1.
 
         Equal calls return the same collection, with one arrangement.
 
@@ -139,7 +139,7 @@ class SetVerbs(VerbFamily[Made], Generic[Made]):
         return self._apply_verb("distinct")
 
     def threshold(self, formula: Formula) -> Made:
-        """Replace the multiplicity of each row by a function of it.
+        """Replace the multiplicity of each row by a function of the multiplicity.
 
         Equal calls return the same collection, with one arrangement.
 
@@ -179,7 +179,7 @@ class SetVerbs(VerbFamily[Made], Generic[Made]):
         return self._apply_verb("threshold", formula)
 
     def concat(self, *others: Made) -> Made:
-        """Combine the rows of this and other collections, and add their multiplicities.
+        """Combine the rows of this collection and of other collections, and add the multiplicities of equal rows.
 
         Parameters
         ----------
@@ -203,7 +203,7 @@ class SetVerbs(VerbFamily[Made], Generic[Made]):
         return self._apply_verb("concat", *others)
 
     def negate(self) -> Made:
-        """Negate the multiplicities of the rows: ``a.concat(b.negate())`` is a without b.
+        """Negate the multiplicity of each row. For example, ``a.concat(b.negate())`` is a without b.
 
         Returns
         -------
@@ -238,8 +238,9 @@ class SetVerbs(VerbFamily[Made], Generic[Made]):
 
         Notes
         -----
-        O(n) expected, for n updates of a step.  The state stores each row.  With ``all`` it stores only the rows of
-        collections whose multiplicities may be negative, after `negate` or from `Plan.updates`.
+        O(n) expected, for n updates of a step. The state stores each row. With ``all``, the state stores only the rows
+        of collections whose multiplicities can be negative. Multiplicities can be negative after `negate`, or if the
+        rows come from `Plan.updates`.
         """
         first, *rest = _prepare_operands("union", [self, *others], at_least=False)
         added: Any = first.concat(*rest) if rest else first
@@ -247,7 +248,7 @@ class SetVerbs(VerbFamily[Made], Generic[Made]):
         return made
 
     def except_(self, *others: Made, all: bool = False) -> Made:
-        """Keep the rows of this collection that no other collection has.
+        """Keep the rows of this collection that are in none of the collections ``others``.
 
         Parameters
         ----------
@@ -269,15 +270,16 @@ class SetVerbs(VerbFamily[Made], Generic[Made]):
 
         Notes
         -----
-        O(n) expected, for n updates of a step.  The state stores each row of all collections.  It stores rows a second
-        time for collections whose multiplicities may be negative or, without ``all``, other than one.
+        O(n) expected, for n updates of a step. The state stores each row of all collections. The rows of a collection
+        are stored a second time if multiplicities can be negative. Without ``all``, the rows are stored a second time
+        if multiplicities can differ from one.
         """
         sides = _prepare_operands("except_", [self, *others], once=not all)
         made: Made = _subtract_rows(sides[0], sides[1:])
         return made
 
     def intersect(self, *others: Made, all: bool = False) -> Made:
-        """Keep the rows that all collections have.
+        """Keep the rows that occur in all collections.
 
         Parameters
         ----------
@@ -323,14 +325,14 @@ def check_compatible_sides(verb: str, sides: Sequence[Any]) -> None:
         if lost:
             remedy += f"; the second has no {lost[0]!r}: {did_you_mean(lost[0], other)}"
         elif wrong := [name for name in columns if other[name] != columns[name]]:
-            remedy += f"; {wrong[0]!r} is {columns[wrong[0]]} in one and {other[wrong[0]]} in the other: cast it"
+            remedy += f"; {wrong[0]!r} is {columns[wrong[0]]} in the first and {other[wrong[0]]} in the second: cast it"
         raise SpecError(verb, found, remedy)
 
 
 def _prepare_operands(verb: str, sides: Sequence[Any], once: bool = False, at_least: bool = True) -> list[Any]:
-    """Prepare the operands: remove negative multiplicities, or with ``once`` keep each row once."""
+    """Prepare the operands: remove negative multiplicities, or, if ``once`` is true, keep each row once."""
     if at_least and len(sides) < 2:
-        raise SpecError(verb, "no other collection is given", f"write a.{verb}(b)")
+        raise SpecError(verb, "there is no other collection", f"write a.{verb}(b)")
     check_compatible_sides(verb, sides)
     return [_make_rows_unique(side) if once else side if side.positive else side.threshold(POSITIVE) for side in sides]
 
@@ -340,5 +342,8 @@ def _make_rows_unique(side: Any) -> Any:
 
 
 def _subtract_rows(first: Any, others: Sequence[Any]) -> Any:
-    """Compute ``max(0, first - others)``; no multiplicity may be negative."""
+    """Compute ``max(0, first - others)`` for the multiplicities.
+
+    The multiplicities of the operands must not be negative.
+    """
     return first.concat(*(each.negate() for each in others)).threshold(POSITIVE)

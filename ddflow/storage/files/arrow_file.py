@@ -1,4 +1,4 @@
-"""Read the Arrow files of a state as record batches, without trust in the author of their bytes.
+"""Read the Arrow files of a state as record batches. The code assumes that an attacker may have written any file.
 >>> sink, batch = pa.BufferOutputStream(), pa.record_batch({"n": [1, 2]})
 >>> with open_file_writer(sink, batch.schema) as writer:
 ...     writer.write_batch(batch)
@@ -9,7 +9,7 @@
 >>> read_batches(sink.getvalue(), pa.schema({"n": pa.int32()}), 2, "the file x")
 Traceback (most recent call last):
     ...
-ddflow.errors.CorruptState: the file x: its columns are not those expected (n: int32); it was not written by ddflow, ...
+ddflow.errors.CorruptState: the file x: its columns differ from the expected ones (n: int32); it is damaged, or ...
 """
 
 from collections.abc import Iterator
@@ -26,7 +26,10 @@ from ddflow.errors import CommandFix, CorruptState, ErrorText
 from ddflow.storage.files.flatbuffer import FlatTable, MalformedMetadata, read_root_table
 
 _LISTS: Final = {12, 16, 17, 21}
-"""Type numbers whose child field may have any name: list, fixed-size list, map, large list."""
+"""The type numbers of list, fixed-size list, map and large list.
+
+The child field of a list or map may have any name.
+"""
 
 _PARTS: Final = {
     1: "",
@@ -51,7 +54,11 @@ _PARTS: Final = {
     20: "",
     21: "",
 }
-"""The fields of each type's table, by slot: formats of ``struct``, "t" for text, "v" for a vector of int32."""
+"""The parameters of each Arrow type, by type number.
+
+There is one letter for each slot of the flatbuffer table: a format letter of the module ``struct``, "t" for a text, or
+"v" for a vector of int32.
+"""
 
 _INT, _FLOAT, _LIST, _STRUCT, _LARGE_LIST = 2, 3, 12, 13, 21
 _INTEGERS: Final = {
@@ -61,14 +68,17 @@ _INTEGERS: Final = {
 }
 _FLOATS: Final = {0: pa.float16(), 1: pa.float32(), 2: pa.float64()}
 _BYTES: Final = {4: pa.binary(), 5: pa.string(), 19: pa.large_binary(), 20: pa.large_string()}
-"""The types that may be widened on reading, with `_INTEGERS` and `_FLOATS`, by the parameters of their tables."""
+"""The text and binary types, by type number.
+
+Text and binary types, and the types in `_INTEGERS` and `_FLOATS`, may be widened when a file is read.
+"""
 
 _DEFAULTS: Final = {(7, 2): 128, (8, 0): 1, (9, 0): 1, (9, 1): 32, (18, 0): 1}
-"""The value of an absent field if it is not 0, by type and slot."""
+"""The default values of type parameters, by type number and slot. All other defaults are 0."""
 
 
 def match_schema(message: FlatTable, data: memoryview, schema: pa.Schema) -> pa.Schema:
-    """Return the schema of a file, without metadata: the expected one, or a narrower one with the same hashes.
+    """Return the schema of a file, without metadata: the expected schema, or a narrower schema with equal hashes.
 
     Raises `MalformedMetadata` for any other schema.
 
@@ -80,7 +90,7 @@ def match_schema(message: FlatTable, data: memoryview, schema: pa.Schema) -> pa.
     DataType(int32)
     """
     expected = memoryview(schema.serialize()).cast("B")
-    # A fast path: the same version of Arrow writes the same bytes.
+    # A fast path for equal bytes: one version of Arrow always serializes equal schemas to equal bytes.
     if data[8 : 8 + len(expected)] == expected:
         return schema
     found, wanted = message.read_table(2), read_root_table(expected[8:]).read_table(2)
@@ -94,13 +104,13 @@ def match_schema(message: FlatTable, data: memoryview, schema: pa.Schema) -> pa.
             if len(kinds) == len(schema) and all(one.read_text(0) == other.read_text(0) for one, other, _ in pairs):
                 return pa.schema([field.with_type(kind) for field, kind in zip(schema, kinds, strict=True)])
     columns = ", ".join(f"{field.name}: {field.type}" for field in schema)
-    raise MalformedMetadata(f"its columns are not those expected ({columns})")
+    raise MalformedMetadata(f"its columns differ from the expected ones ({columns})")
 
 
 def _match_type(found: FlatTable, wanted: pa.DataType) -> pa.DataType | None:
-    """Return the type of a field if it equals the wanted type or can be widened to it on reading; else None.
+    """Return the type of a field if it is the wanted type, or if reading the file can widen it to the wanted type.
 
-    Walks the wanted type, as `_has_same_fields` does.
+    Otherwise return None. Like `_has_same_fields`, the function loops over the wanted type, not over the file.
     """
     number, type_ = found.read_number(2, "B"), found.read_table(3)
     if type_ is None or found.read_table(4) is not None or isinstance(wanted, pa.BaseExtensionType):
@@ -126,7 +136,7 @@ def _match_type(found: FlatTable, wanted: pa.DataType) -> pa.DataType | None:
 
 
 def _match_nested_type(found: FlatTable, number: int, wanted: pa.DataType) -> pa.DataType | None:
-    """Return the type of a list or a struct, as `_match_type` does, part by part."""
+    """Do the same as `_match_type` for a list or a struct, part by part."""
     kinds = {_LIST: pat.is_list, _LARGE_LIST: pat.is_large_list, _STRUCT: pat.is_struct}
     if not kinds[number](wanted) or found.count_tables(5) != wanted.num_fields:
         return None
@@ -145,9 +155,9 @@ def _match_nested_type(found: FlatTable, number: int, wanted: pa.DataType) -> pa
 
 
 def _has_same_fields(found: FlatTable, wanted: FlatTable, slot: int, named: bool) -> bool:
-    """Return whether two vectors of fields are the same.
+    """Return whether two flatbuffer vectors have the same fields.
 
-    Walks the wanted vector, so a hostile file cannot make it loop.
+    The function loops over the wanted fields, not over the file, so a malicious file cannot cause an endless loop.
     """
     if found.count_tables(slot) != wanted.count_tables(slot):
         return False
@@ -167,7 +177,10 @@ def _has_same_fields(found: FlatTable, wanted: FlatTable, slot: int, named: bool
 
 
 def _is_same_type(found: FlatTable | None, wanted: FlatTable | None, kind: int) -> bool:
-    """Return whether two tables of one kind of type have the same parameters."""
+    """Return whether two types have the same parameters.
+
+    The two types are flatbuffer tables with the same type number ``kind``.
+    """
     if found is None or wanted is None:
         return found is wanted
     for slot, part in enumerate(_PARTS[kind] + ("i" if kind == 7 else "")):
@@ -184,23 +197,23 @@ def _is_same_type(found: FlatTable | None, wanted: FlatTable | None, kind: int) 
 
 
 MOST: Final = 255
-"""The maximum bytes that one byte of LZ4 can decompress to."""
+"""The maximum number of bytes that one byte compressed by LZ4 can decompress to."""
 OPTIONS: Final = pa.ipc.IpcWriteOptions(
     metadata_version=pa.ipc.MetadataVersion.V5, use_legacy_format=False, compression="lz4"
 )
 _CODEC: Final = pa.Codec("lz4")
 _PLAIN: Final = -1
-"""The declared size of a buffer that was left uncompressed because compression would not shrink it."""
+"""The size that Arrow declares for a buffer that is stored uncompressed, because compression would not shrink it."""
 
 
 def check_compression(compression: FlatTable) -> None:
-    """Raise `MalformedMetadata` if a batch is compressed other than by LZ4, buffer by buffer.  O(1)."""
+    """Check that each buffer of a batch is compressed separately, by LZ4. Raises `MalformedMetadata`. O(1)."""
     if compression.read_number(0, "b") or compression.read_number(1, "b"):
-        raise MalformedMetadata("a batch is compressed, and not by LZ4, buffer by buffer")
+        raise MalformedMetadata("a batch is compressed, but not by LZ4, buffer by buffer")
 
 
 def decompress_buffer(buffer: pa.Buffer) -> pa.Buffer:
-    """Decompress a buffer.  O(bytes).  Raises `MalformedMetadata`.
+    """Decompress a buffer. O(bytes). Raises `MalformedMetadata`.
 
     >>> sink, batch = pa.BufferOutputStream(), pa.record_batch({"n": [7] * 1000})
     >>> with pa.ipc.new_file(sink, batch.schema, options=OPTIONS) as writer:
@@ -213,12 +226,12 @@ def decompress_buffer(buffer: pa.Buffer) -> pa.Buffer:
     >>> decompress_buffer(pa.py_buffer((1001).to_bytes(8, "little") + body.to_pybytes()))
     Traceback (most recent call last):
         ...
-    ddflow.storage.files.flatbuffer.MalformedMetadata: a buffer says that it holds 1,001 bytes, and holds fewer
+    ddflow.storage.files.flatbuffer.MalformedMetadata: a buffer says that it holds 1,001 bytes, but holds fewer
     """
     if buffer.size == 0:
         return buffer
     if buffer.size < 8:
-        raise MalformedMetadata(f"a buffer of {buffer.size} bytes does not say what it holds")
+        raise MalformedMetadata(f"a buffer of {buffer.size} bytes is too short to declare its size")
     claim, body = int.from_bytes(memoryview(buffer)[:8], "little", signed=True), buffer.slice(8)
     if claim == _PLAIN:
         return body
@@ -229,12 +242,12 @@ def decompress_buffer(buffer: pa.Buffer) -> pa.Buffer:
     except OSError as error:
         raise MalformedMetadata(f"a buffer that holds {claim:,} bytes is not LZ4: {error}") from None
     if not _has_more_bytes_than(body, claim - 1):
-        raise MalformedMetadata(f"a buffer says that it holds {claim:,} bytes, and holds fewer")
+        raise MalformedMetadata(f"a buffer says that it holds {claim:,} bytes, but holds fewer")
     return out
 
 
 def _has_more_bytes_than(body: pa.Buffer, room: int) -> bool:
-    """Return whether a buffer holds more bytes than ``room``."""
+    """Return whether a compressed buffer decompresses to more than ``room`` bytes."""
     try:
         _CODEC.decompress(body, decompressed_size=room)
     except OSError:
@@ -245,20 +258,22 @@ def _has_more_bytes_than(body: pa.Buffer, room: int) -> bool:
 PLAIN: Final = pa.ipc.IpcWriteOptions(metadata_version=pa.ipc.MetadataVersion.V5, use_legacy_format=False)
 MAGIC: Final = b"ARROW1"
 RATIO: Final = 1024
-"""The maximum rows per byte of a file, since some types need no bytes."""
+"""The maximum number of rows per byte of a file. A limit is necessary because columns of some types take no bytes."""
 
 _MORE: Final = b"\xff\xff\xff\xff"
 _V5, _SCHEMA, _BATCH = 4, 1, 3
 
 
 def read_batches(whole: pa.Buffer, schema: pa.Schema, rows: int | None, what: str) -> list[pa.RecordBatch]:
-    """Read the record batches of an Arrow file, as references to its bytes or to its decompressed buffers.
+    """Read the record batches of an Arrow file. The batches refer to the bytes of the file, or to decompressed buffers.
 
-    The schema is compared with the expected one before Arrow sees the file. Offsets and lengths stay within the bytes.
-    A compressed buffer (LZ4) never grows beyond the size in its metadata. The caller verifies the checksum.
+    The schema is compared with the expected schema before Arrow sees the file. All offsets and lengths stay within the
+    bytes of the file. A compressed buffer (LZ4) never grows beyond the size in its metadata. The caller verifies the
+    checksum.
 
-    ``schema``: of every batch; all its types must pass `is_readable_type`.  ``rows``: the expected total, None for any.
-    ``what``: the file, for messages.  O(bytes of text and offsets + columns * batches).  Raises `CorruptState`.
+    ``schema``: the schema of every batch; all its types must pass `is_readable_type`. ``rows``: the expected total
+    number of rows, None for any. ``what``: the file, for messages. O(bytes of text and offsets + columns * batches).
+    Raises `CorruptState`.
     """
     try:
         data = memoryview(whole).cast("B") if whole.size else memoryview(b"")
@@ -270,33 +285,33 @@ def read_batches(whole: pa.Buffer, schema: pa.Schema, rows: int | None, what: st
         raise _corrupt_error(what, found) from None
     total = sum(batch.num_rows for batch in batches)
     if rows is not None and total != rows:
-        raise _corrupt_error(what, f"it has {total:,} rows, and {rows:,} are expected")
+        raise _corrupt_error(what, f"it has {total:,} rows, but {rows:,} are expected")
     return batches if there is schema else [conform_to_wider_schema(batch, schema) for batch in batches]
 
 
 def read_batch(whole: pa.Buffer, schema: pa.Schema, rows: int | None, what: str) -> pa.RecordBatch:
     """Read an Arrow file that has exactly one record batch, as `read_batches` does.
 
-    Raises `CorruptState` also for another number of batches.
+    Also raises `CorruptState` for another number of batches.
     """
     batches = read_batches(whole, schema, rows, what)
     if len(batches) != 1:
-        raise _corrupt_error(what, f"it has {len(batches):,} record batches, and one is expected")
+        raise _corrupt_error(what, f"it has {len(batches):,} record batches, but one is expected")
     return batches[0]
 
 
 def open_file_writer(sink: Any, schema: pa.Schema, compresses: bool = False) -> pa.ipc.RecordBatchFileWriter:
-    """Open a writer of files that `read_batches` reads, independent of Arrow's environment variables.  O(columns).
+    """Open a writer for files that `read_batches` can read. Arrow's environment variables have no effect on the files.
 
-    ``compresses``: whether it compresses buffers with LZ4.
+    O(columns). ``compresses``: whether the writer compresses buffers with LZ4.
     """
     return pa.ipc.new_file(sink, schema, options=OPTIONS if compresses else PLAIN)
 
 
 def restore_types(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Cast a batch back to the types it was written with.
+    """Convert a batch back to the types that it was written with.
 
-    Arrow forgets extension types that are not registered.
+    Arrow's reader drops extension types that are not registered.
     """
     if batch.schema.equals(schema, check_metadata=True):
         return batch
@@ -308,7 +323,7 @@ def restore_types(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 def is_readable_type(kind: pa.DataType) -> bool:
     """Return whether a file may have columns of a type.
 
-    These are the types that `ddflow.columns.schema.normalize_type` does not change at any level.
+    The allowed types are those that `ddflow.columns.schema.normalize_type` does not change at any level.
     """
     if isinstance(kind, pa.BaseExtensionType):
         return is_readable_type(kind.storage_type)
@@ -326,7 +341,7 @@ def _read_messages(data: memoryview) -> Iterator[tuple[FlatTable, int, int]]:
     """Yield each message of a file, with the position and length of its body, in file order."""
     end = len(data) - len(MAGIC) - 4
     if end < 24 or bytes(data[:8]) != MAGIC + b"\0\0" or bytes(data[-len(MAGIC) :]) != MAGIC:
-        raise MalformedMetadata("it is no Arrow file")
+        raise MalformedMetadata("it is not an Arrow file")
     at, kind = 8, _SCHEMA
     while True:
         if bytes(data[at : at + 4]) != _MORE or at + 8 > end:
@@ -336,12 +351,12 @@ def _read_messages(data: memoryview) -> Iterator[tuple[FlatTable, int, int]]:
         if size == 0:
             break
         if size < 0 or size % 8 or at + size > end:
-            raise MalformedMetadata(f"the metadata at byte {at:,} have {size:,} bytes")
+            raise MalformedMetadata(f"the metadata at byte {at:,} has {size:,} bytes")
         message = read_root_table(data[at : at + size])
         body, at = message.read_number(3, "q"), at + size
         if message.read_number(0, "h") != _V5 or message.read_number(1, "B") != kind:
             raise MalformedMetadata(
-                f"the message before byte {at:,} is neither schema nor batch, or of another version"
+                f"the message before byte {at:,} is neither a schema nor a batch, or has another version"
             )
         if body < 0 or body % 8 or at + body > end or (kind == _SCHEMA and body):
             raise MalformedMetadata(f"the message at byte {at:,} has {body:,} bytes")
@@ -349,11 +364,14 @@ def _read_messages(data: memoryview) -> Iterator[tuple[FlatTable, int, int]]:
         at, kind = at + body, _BATCH
     footer = int.from_bytes(data[end : end + 4], "little", signed=True)
     if kind == _SCHEMA or at + footer != end:
-        raise MalformedMetadata(f"its footer has {footer:,} bytes, and {end - at:,} are there")
+        raise MalformedMetadata(f"its footer has {footer:,} bytes, but {end - at:,} are there")
 
 
 class _BatchBody:
-    """The declarations of a batch's message: its ``nodes`` (length, nulls) and buffers, taken in order."""
+    """The arrays and buffers of a batch, in the order in which the message of the batch declares them.
+
+    ``nodes``: (length, nulls) of each array.
+    """
 
     def __init__(self, whole: pa.Buffer, message: FlatTable, begin: int, size: int) -> None:
         header = message.read_table(2)
@@ -382,14 +400,14 @@ class _BatchBody:
         self.node = self.buffer = 0
 
     def next_node(self) -> tuple[int, int]:
-        """Take the next array's length and number of nulls."""
+        """Return the length and the number of nulls of the next array."""
         if self.node == len(self.nodes):
             raise MalformedMetadata("a batch has too few arrays")
         self.node += 1
         return self.nodes[self.node - 1]
 
     def next_buffer(self) -> pa.Buffer:
-        """Take the next buffer."""
+        """Return the next buffer."""
         if self.buffer == len(self.buffers):
             raise MalformedMetadata("a batch has too few buffers")
         self.buffer += 1
@@ -418,7 +436,7 @@ def _read_record_batch(
 
 
 def _build_array(body: _BatchBody, kind: pa.DataType) -> pa.Array:
-    """Build the next array, of any type that `is_readable_type` accepts.  Checks only its sizes."""
+    """Build the next array, of any type that `is_readable_type` accepts. Only sizes are checked, not values."""
     if isinstance(kind, pa.BaseExtensionType):
         return kind.wrap_array(_build_array(body, kind.storage_type))
     rows, nulls = body.next_node()
@@ -433,7 +451,7 @@ def _build_array(body: _BatchBody, kind: pa.DataType) -> pa.Array:
         own = [bits if nulls else None, *(body.next_buffer() for _ in range(more))]
     children = [_build_array(body, kind.field(i).type) for i in range(kind.num_fields)]
     if pat.is_map(kind) and (children[0].null_count or children[0].field(0).null_count):
-        # Arrow would abort the process for such a map.
+        # Refuse a null key here, because Arrow would abort the process.
         raise MalformedMetadata("a map has a key that is null")
     return pa.Array.from_buffers(kind, rows, own, nulls, children=children or None)
 
@@ -444,10 +462,11 @@ def _is_text_or_binary(kind: pa.DataType) -> bool:
 
 @cache
 def _validation_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type that validates an array of a type.
+    """Return the type to use when Arrow validates an array of the type ``kind``.
 
-    Arrow's validation refuses fractional days, times past midnight and decimals of too many digits. A step accepts all
-    of them, because it reads them as numbers.
+    The returned type has the same memory layout. For ``kind`` itself, Arrow would refuse fractional days, times past
+    midnight and decimals with too many digits. A step accepts the values that Arrow would refuse, because it reads them
+    as numbers.
     """
     if isinstance(kind, pa.BaseExtensionType):
         return _validation_type(kind.storage_type)
@@ -476,7 +495,7 @@ def _corrupt_error(what: str, found: str) -> CorruptState:
         found,
         ErrorText(
             *(
-                "it was not written by ddflow, or damaged; restore it from a copy, go back with ",
+                "it is damaged, or ddflow did not write it; restore it from a backup, go back with ",
                 CommandFix("rollback"),
             ),
             ", or replay the log into a new state",

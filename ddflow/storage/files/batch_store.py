@@ -1,11 +1,14 @@
 """Write the batches of one engine to files, map them, and delete files that no manifest names.
 
-Most batches are merged before any commit, so an unused file is deleted at once unless a manifest may name it. A commit
-may happen although its answer was lost, so its files count as named from just before the attempt.
+Most batches are merged before any commit. Therefore an unused file is deleted at once, unless a manifest might name it.
+A commit may succeed although its answer is lost. Therefore all files of a commit count as named by a manifest even
+before the commit is attempted.
 
-Guarantees: a batch or table that is read back equals the written one, while any reference to it or its columns exists.
-A file that a manifest may name is never deleted here. A forked child deletes nothing.
-Limits: mapped bytes are not private memory, so the system may reclaim their pages. No descriptor stays open.
+Guarantees: while a reference to a written batch or table exists, reading it gives the same batch or table. The batch
+store never deletes a file that a manifest may name. A forked child process deletes nothing. Mapped files keep no
+descriptor open.
+Limits: mapped bytes are not private memory of the process. The operating system may drop mapped pages and read them
+again later.
 """
 
 from __future__ import annotations
@@ -27,22 +30,22 @@ from ddflow.storage.folder.disk import FileWriter
 from ddflow.storage.protocol import Blob, BlobStore, verify_bytes
 
 SMALL: Final = 1 << 16
-"""The most bytes of rows that are encoded in memory and then written at once."""
+"""Rows of at most this number of bytes are encoded in memory and then written by one call."""
 
 
 class StoredBlob:
-    """A blob of a batch store.
+    """A blob that a batch store has written or opened.
 
-    ``blob``: its name, length and digest, as in a manifest.  ``compressed``: whether its buffers are compressed.
+    ``blob``: its name, length and digest, as in a manifest. ``compressed``: whether its buffers are compressed.
     """
 
     def __init__(self, batches: BatchStore, blob: Blob, compressed: bool = False) -> None:
         self.blob, self.nbytes, self.compressed = blob, blob.length, compressed
         self._end = weakref.finalize(self, batches.delete_unnamed_blob, blob.name)
-        self._end.atexit = False  # the end of a process may leave files, as a crash does; scratch removes itself
+        self._end.atexit = False  # a process may leave files at exit, as a crash does; scratch stores remove theirs
 
     def drop(self) -> None:
-        """Delete the blob unless a manifest may name it.
+        """Delete the blob, unless a manifest might name it.
 
         Arrays that refer to its bytes stay valid. A second call is harmless.
         """
@@ -50,9 +53,10 @@ class StoredBlob:
 
 
 class StoredBatch(StoredBlob):
-    """A batch in a blob.
+    """A batch that is stored in a blob.
 
-    ``batch``: over the mapped bytes, or over memory if it was compressed.  ``nbytes``: the size of the file.
+    ``batch``: the batch, which refers to the mapped bytes, or to memory if the file is compressed. ``nbytes``: the size
+    of the file.
     """
 
     def __init__(
@@ -62,14 +66,17 @@ class StoredBatch(StoredBlob):
         self.batch, self._whole, self._store = batch, whole, batches.store
 
     def verify(self) -> None:
-        """Compare the mapped bytes with the checksum of the written bytes.  O(bytes).  Raises `CorruptState`."""
+        """Check that the mapped bytes still have the checksum that they had when they were written. O(bytes).
+
+        Raises `CorruptState`.
+        """
         verify_bytes(self._whole, self.blob, self._store.where, self._store.remedy)
 
 
 class FileVerifier(threading.Thread):
     """A thread that verifies files in the background.
 
-    ``files``: their bytes, and the blobs to compare them with.  ``error``: the first mismatch.
+    ``files``: the bytes of each file, and the blob to compare them with. ``error``: the error for the first mismatch.
     """
 
     def __init__(self, where: str) -> None:
@@ -78,7 +85,7 @@ class FileVerifier(threading.Thread):
         self.files: list[tuple[pa.Buffer, Blob]] = []
 
     def run(self) -> None:
-        """Compare all files, one after the other.  O(bytes)."""
+        """Verify the checksums of all files, one file after the other. O(bytes)."""
         try:
             for whole, blob in self.files:
                 verify_bytes(whole, blob, self.where)
@@ -87,9 +94,10 @@ class FileVerifier(threading.Thread):
 
 
 def count_batch_bytes(batch: pa.RecordBatch) -> int:
-    """Return the bytes of a batch's rows.
+    """Return the approximate number of bytes that the rows of a batch occupy.
 
-    For small buffers it returns the bytes of the whole buffers, which Arrow computes faster.
+    If a batch is a slice of small buffers, the result includes bytes outside of the slice, because that is faster to
+    compute.
 
     >>> count_batch_bytes(pa.record_batch({"n": range(3)}).slice(1))
     24
@@ -99,11 +107,11 @@ def count_batch_bytes(batch: pa.RecordBatch) -> int:
 
 
 class BatchStore(Closing):
-    """A store of batches over a `BlobStore`.
+    """A store of batches. Each batch is a blob of a `BlobStore`.
 
-    ``store``: the place of the blobs.  ``compresses``: whether it compresses files that are not read in place.
-    ``commits``: the number of attempted commits.  ``lazy``: whether opened files are verified in the background;
-    `finish_verification` then raises the error.
+    ``store``: the store of the blobs. ``compresses``: whether files that are not read in place are compressed.
+    ``commits``: the number of attempted commits. ``lazy``: whether opened files are verified in the background, so that
+    `finish_verification` raises the error.
 
     >>> from ddflow.storage.memory import MemoryStore
     >>> batches = BatchStore(MemoryStore())
@@ -130,9 +138,9 @@ class BatchStore(Closing):
         self.store.close()
 
     def write(self, batch: pa.RecordBatch) -> StoredBatch:
-        """Write a batch of any types to a new blob, and map it.  O(bytes), without a second copy in memory.
+        """Write a batch of any types to a new blob, and map the blob. O(bytes), without a second copy in memory.
 
-        Raises the errors of `BlobStore.put`; no file is left then.
+        Raises the errors of `BlobStore.put`; after an error no file is left.
         """
         blob = self._write_blob(_release_memory_per_batch([batch]), batch.schema, False)
         with undo_on_failure(self.delete_unnamed_blob, blob.name):
@@ -140,11 +148,11 @@ class BatchStore(Closing):
             return StoredBatch(self, blob, whole, _read_trusted_file(whole, batch.schema)[0], False)
 
     def write_mapped(self, batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> pa.Table:
-        """Write a table to a file, batch by batch, map it, and unlink the file at once.  O(bytes).
+        """Write a table to a file, batch by batch. Map the file, and unlink it at once. O(bytes).
 
-        The table belongs to the caller, and stays valid after this store is closed. Each batch becomes a chunk.
-        ``schema``: of every batch; its dictionaries must not change, since a file holds one per column.  Raises as
-        `write` does.
+        The table stays valid after this store is closed. Each batch becomes a chunk of the table. ``schema``: the
+        schema of every batch. Batches must share their dictionaries, because a file holds one dictionary per column.
+        Raises the errors of `write`.
         """
         blob = self._write_blob(_release_memory_per_batch(batches), schema, False)
         try:
@@ -154,15 +162,19 @@ class BatchStore(Closing):
         return pa.Table.from_batches(mapped, schema) if mapped else empty_table(schema)
 
     def write_unmapped(self, batch: pa.RecordBatch) -> StoredBlob:
-        """Write a batch that also stays in memory.  O(bytes).  Raises as `write` does."""
+        """Write a batch to a blob, but do not map the blob. The caller keeps the batch in memory. O(bytes).
+
+        Raises the errors of `write`.
+        """
         return StoredBlob(self, self.write_table([batch], batch.schema), self.compresses)
 
     def write_table(self, batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Blob:
-        """Write a table, batch by batch, to a blob that is not mapped here.  O(bytes).  Raises as `write` does."""
+        """Write a table, batch by batch, to a blob that is not mapped. O(bytes). Raises the errors of `write`."""
         return self._write_blob(batches, schema, self.compresses)
 
     def _write_blob(self, batches: Iterable[pa.RecordBatch], schema: pa.Schema, compresses: bool) -> Blob:
-        # Arrow writes about twenty pieces a batch; for a small batch, Arrow joins them before Python sees them.
+        # Arrow writes a batch in about twenty pieces. For a small batch, let Arrow join the pieces first, so that
+        # Python is called only once.
         small = isinstance(batches, list) and sum(map(count_batch_bytes, batches)) <= SMALL
 
         def arrow(sink: FileWriter) -> None:
@@ -177,10 +189,12 @@ class BatchStore(Closing):
         return self.store.put("arrow", arrow)
 
     def open_batch(self, blob: Blob, schema: pa.Schema, rows: int, compressed: bool = False) -> StoredBatch:
-        """Map, verify and read a batch that a manifest names, without trust in its author.  O(bytes).
+        """Map, verify and read a batch that a manifest names.
 
-        ``schema``, ``rows``: the expected ones.  ``compressed``: whether its buffers are compressed, for the result.
-        Raises `CorruptState`, naming the file.
+        The code assumes that an attacker may have written the file. O(bytes).
+
+        ``schema``, ``rows``: the expected schema and number of rows. ``compressed``: whether its buffers are
+        compressed, for the result. Raises `CorruptState` with the name of the file.
         """
         self._named[blob.name] = self.commits
         whole = self.store.map_blob(blob, check=not self.lazy)
@@ -191,7 +205,7 @@ class BatchStore(Closing):
         return StoredBatch(self, blob, whole, read_batch(whole, schema, rows, what), compressed)
 
     def read_table(self, blob: Blob, schema: pa.Schema, rows: int | None) -> pa.Table:
-        """Read a table that `write_table` wrote.  O(bytes).  Raises `CorruptState`, naming the file.
+        """Read a table that `write_table` wrote. O(bytes). Raises `CorruptState` with the name of the file.
 
         ``rows``: the expected number of rows, None for any.
         """
@@ -200,13 +214,13 @@ class BatchStore(Closing):
         return pa.Table.from_batches(read_batches(self.store.map_blob(blob), schema, rows, what), schema)
 
     def start_verification(self) -> None:
-        """Start to verify the lazily opened files in a thread.  O(1)."""
+        """Start to verify the lazily opened files in a thread. O(1)."""
         self.lazy = False
         if self._behind is not None:
             self._behind.start()
 
     def finish_verification(self) -> None:
-        """Wait until all opened files are verified.  Raises `CorruptState`, naming the file."""
+        """Wait until all opened files are verified. Raises `CorruptState` with the name of the file."""
         if self._behind is not None:
             self._behind.join()
             if self._behind.error is not None:
@@ -214,9 +228,9 @@ class BatchStore(Closing):
             self._behind = None
 
     def register_manifest_files(self, names: Iterable[str]) -> None:
-        """Record that the next manifest will name these files.  Amortised O(names).
+        """Record that the next manifest will name these files. Amortised O(names).
 
-        A name is kept for 1,000 commits after the last one that named it, even if its file is unused.
+        A name stays registered for 1,000 commits after its last registration, even if the file is unused.
         """
         self.commits += 1
         self._named.update(dict.fromkeys(names, self.commits))
@@ -225,16 +239,19 @@ class BatchStore(Closing):
             self._most = max(2 * len(self._named), 1 << 16)
 
     def delete_unnamed_blob(self, name: str) -> None:
-        """Delete a blob unless a manifest may name it.  Never fails: a file that stays is garbage."""
+        """Delete a blob, unless a manifest might name it.
+
+        Errors are ignored, because a remaining file is only garbage.
+        """
         if name not in self._named and os.getpid() == self._process:
             with suppress(DdflowError):
                 self.store.delete(name)
 
 
 def _release_memory_per_batch(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield the same batches, and release unused memory after each.
+    """Yield the given batches, and release unused memory after each batch.
 
-    The writer is short of memory, and Arrow's allocator keeps freed pages.
+    Rows are written to disk when memory is scarce, but Arrow's allocator keeps freed pages unless told to release them.
     """
     for batch in batches:
         yield batch
@@ -242,6 +259,9 @@ def _release_memory_per_batch(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.
 
 
 def _read_trusted_file(whole: pa.Buffer, schema: pa.Schema) -> list[pa.RecordBatch]:
-    """Read the batches of a file that this process has just written, over its bytes."""
+    """Read the batches of a file that this process has just written.
+
+    The batches refer to the bytes of the file, and are not checked.
+    """
     reader = pa.ipc.open_file(pa.BufferReader(whole))
     return [restore_types(reader.get_batch(i), schema) for i in range(reader.num_record_batches)]

@@ -1,10 +1,10 @@
-"""Read a flatbuffer with all bounds checked: the metadata of an Arrow file, before Arrow sees it.
+"""Read a flatbuffer, such as the metadata of an Arrow file, and check all bounds before Arrow reads the file.
 
-Offsets in a flatbuffer may point anywhere, also backwards, and two may point to one place. So nothing here recurses by
-itself: a caller that walks a tree must bring its shape.
+Offsets in a flatbuffer may point anywhere, also backwards, and two offsets may point to the same place. Therefore no
+function of this module follows all offsets of a tree. The caller must know the shape of the tree.
 
-Guarantees: a value comes from within the given bytes. Else the read raises `MalformedMetadata`.
-Limits: reads tables, vectors and texts, without a schema. Copies only texts and vectors of structs.
+Guarantees: every read stays within the given bytes, or raises `MalformedMetadata`.
+Limits: this module reads tables, vectors and texts, without a schema. Only texts and vectors of numbers are copied.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import numpy as np
 
 
 class MalformedMetadata(ValueError):
-    """An error for metadata that breaks its format; the reader of the file makes the message."""
+    """An error for metadata that violates its format. The code that reads the file adds the file's name to it."""
 
 
 class FlatTable:
-    """The table at position ``at`` of ``data``.
+    """A flatbuffer table, at position ``at`` of the bytes ``data``.
 
-    Methods are O(1) unless they say otherwise, and raise `MalformedMetadata`.
+    Methods raise `MalformedMetadata`, and are O(1) unless their docstring says otherwise.
 
     >>> data = memoryview(bytes([10, 0, 0, 0, 6, 0, 5, 0, 4, 0, 6, 0, 0, 0, 9]))  # a table of one field, a byte
     >>> read_root_table(data).read_number(0, "B"), read_root_table(data).read_number(1, "q", 7)
@@ -44,29 +44,29 @@ class FlatTable:
         self._fields = size // 2 - 2
 
     def field_position(self, slot: int) -> int:
-        """Return the position of a field, 0 if it is absent."""
+        """Return the position of a field in the bytes, or 0 if the field is absent."""
         if slot >= self._fields:
             return 0
         offset = _unpack_number(self.data, self._vtable + 4 + 2 * slot, "H")
         return self.at + offset if offset else 0
 
     def read_number(self, slot: int, kind: str, default: int = 0) -> int:
-        """Read a number field.  ``kind``: its format in the module ``struct``."""
+        """Read a number field. ``kind``: the format of the number in the module ``struct``."""
         at = self.field_position(slot)
         return _unpack_number(self.data, at, kind) if at else default
 
     def read_table(self, slot: int) -> FlatTable | None:
-        """Read a table field; None if it is absent."""
+        """Read a field that is a table. Return None if the field is absent."""
         at = self.field_position(slot)
         return FlatTable(self.data, self._follow_offset(at)) if at else None
 
     def read_text(self, slot: int) -> bytes:
-        """Read a text field, empty if it is absent.  O(bytes)."""
+        """Read a text field. An absent field gives an empty text. O(bytes)."""
         begin, count = self._find_vector(slot, 1)
         return bytes(self.data[begin : begin + count])
 
     def read_numbers(self, slot: int, kind: type[np.int32] | type[np.int64], each: int = 1) -> list[int]:
-        """Read a vector of numbers, or of structs with ``each`` numbers of one width, as a flat list.  O(numbers)."""
+        """Read a vector of numbers, or of structs with ``each`` numbers of one width, as a flat list. O(numbers)."""
         begin, count = self._find_vector(slot, each * np.dtype(kind).itemsize)
         return [int(n) for n in np.frombuffer(self.data, kind, each * count, begin).tolist()] if count else []
 
@@ -75,7 +75,7 @@ class FlatTable:
         return self._find_vector(slot, 4)[1]
 
     def read_tables(self, slot: int) -> Iterator[FlatTable]:
-        """Yield the tables of a vector.  O(tables)."""
+        """Yield the tables of a vector. O(tables)."""
         begin, count = self._find_vector(slot, 4)
         for i in range(count):
             yield FlatTable(self.data, self._follow_offset(begin + 4 * i))
@@ -84,7 +84,7 @@ class FlatTable:
         return at + _unpack_number(self.data, at, "I")
 
     def _find_vector(self, slot: int, wide: int) -> tuple[int, int]:
-        """Return the position of a vector's first item and the number of items; all are within the bytes."""
+        """Check the bounds of a vector. Return the position of the vector's first item, and the number of items."""
         at = self.field_position(slot)
         if not at:
             return 0, 0

@@ -1,7 +1,7 @@
-"""Wrap the system calls of a local store, and count and hash bytes on their way to a file.
+"""Wrap the system calls of a local store, and count and hash the bytes that are written to a file.
 
-Guarantees: each method of `Disk` is one file system operation and raises `OSError`, so tests can replace any of them.
-`FileWriter` writes all bytes, in order, and has their size and checksum afterwards.
+Guarantees: each method of `Disk` is one file system operation and raises `OSError`, so a test can replace any
+operation. A `FileWriter` writes all bytes in order, and computes their size and checksum.
 
 >>> import tempfile
 >>> with tempfile.TemporaryDirectory() as place:
@@ -32,7 +32,7 @@ _FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC
 class FileStatus(NamedTuple):
     """The status of a path.
 
-    ``kind``: "folder", "file" or "other".  ``changed``: the time of its last write, in seconds.
+    ``kind``: "folder", "file" or "other". ``changed``: the time of its last write, in seconds.
     """
 
     kind: str
@@ -43,32 +43,32 @@ class FileStatus(NamedTuple):
 
 
 class Disk:
-    """The file systems of this machine.
+    """The file system operations of this machine.
 
-    It has no state, so all stores of a process may share one. Every method raises `OSError`.
+    A `Disk` has no state, so all stores of a process may share one. Every method raises `OSError`.
     """
 
     def resolve_path(self, path: str) -> str:
-        """Return a path as an absolute path without symbolic links.  O(parts)."""
+        """Return a path as an absolute path without symbolic links. O(parts)."""
         return os.path.realpath(path)
 
     def status(self, path: str, follow: bool = False) -> FileStatus:
-        """Return the kind, mode, user, size and time of change of a path.  O(1)."""
+        """Return the kind, mode, user, size and time of change of a path. O(1)."""
         found = os.stat(path, follow_symlinks=follow)
         kind = "folder" if stat.S_ISDIR(found.st_mode) else "file" if stat.S_ISREG(found.st_mode) else "other"
         return FileStatus(kind, stat.S_IMODE(found.st_mode), found.st_uid, found.st_size, found.st_mtime)
 
     def mkdir(self, path: str, mode: int) -> None:
-        """Create a folder with exactly this mode, whatever the umask.  O(1)."""
+        """Create a folder with exactly this mode. The umask has no effect. O(1)."""
         os.mkdir(path, mode)
         os.chmod(path, mode)
 
     def names(self, path: str) -> list[str]:
-        """List the names in a folder, in no order.  O(names)."""
+        """List the names in a folder, in any order. O(names)."""
         return os.listdir(path)
 
     def scan(self, path: str) -> list[tuple[str, int, float]]:
-        """List name, length and time of change of every regular file in a folder, in no order.  O(names)."""
+        """List the name, length and time of change of every regular file in a folder, in any order. O(names)."""
         found = []
         with os.scandir(path) as entries:
             for entry in entries:
@@ -79,7 +79,7 @@ class Disk:
         return found
 
     def create(self, path: str, mode: int) -> int:
-        """Create a file with exactly this mode, and return its descriptor, open for writing.  O(1)."""
+        """Create a file with exactly this mode, and return its descriptor, open for writing. O(1)."""
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAGS, mode)
         try:
             os.fchmod(file, mode)
@@ -89,7 +89,10 @@ class Disk:
         return file
 
     def write(self, file: int, data: Any) -> int:
-        """Append bytes, and return how many the system took, which may be fewer.  O(bytes)."""
+        """Append bytes, and return the number of bytes written. The system may write fewer bytes than requested.
+
+        O(bytes).
+        """
         return os.write(file, data)
 
     def fsync(self, file: int) -> None:
@@ -97,27 +100,27 @@ class Disk:
         os.fsync(file)
 
     def close(self, file: int) -> None:
-        """Close a descriptor; it is closed even if this raises."""
+        """Close a descriptor. The descriptor is closed even if the call raises an error."""
         os.close(file)
 
     def link(self, source: str, target: str) -> None:
-        """Give a file a second name.  O(1).  Raises `FileExistsError` if the name is taken."""
+        """Give a file a second name, as a hard link. O(1). Raises `FileExistsError` if the name is taken."""
         os.link(source, target, follow_symlinks=False)
 
     def rename(self, source: str, target: str) -> None:
-        """Rename a file within its folder, and replace any file of the new name.  O(1)."""
+        """Rename a file within its folder, and replace any file that has the new name. O(1)."""
         os.rename(source, target)
 
     def touch(self, path: str) -> None:
-        """Set a file's time of change to now.  O(1)."""
+        """Set a file's time of change to now. O(1)."""
         os.utime(path, follow_symlinks=False)
 
     def unlink(self, path: str) -> None:
-        """Remove a name; a process that has mapped the file keeps its bytes.  O(1)."""
+        """Remove a name. A process that has mapped the file can still read the bytes. O(1)."""
         os.unlink(path)
 
     def sync_dir(self, path: str) -> None:
-        """Make the names in a folder durable, both new and removed ones."""
+        """Make all changes of the names in a folder durable."""
         folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | _FLAGS)
         try:
             os.fsync(folder)
@@ -125,9 +128,9 @@ class Disk:
             os.close(folder)
 
     def read(self, path: str, most: int) -> bytes:
-        """Read the bytes of a file.  O(bytes).
+        """Read the bytes of a file. O(bytes).
 
-        Raises ``EFBIG`` before it reads a file longer than ``most``.
+        Raises ``EFBIG``, before any read, for a file longer than ``most`` bytes.
         """
         file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | _FLAGS)  # opening a pipe would wait for its writer
         try:
@@ -144,7 +147,7 @@ class Disk:
             os.close(file)
 
     def map_file(self, path: str) -> pa.Buffer:
-        """Map the bytes of a file.  O(1).
+        """Map the bytes of a file. O(1).
 
         No descriptor stays open, so thousands of files may be mapped.
         """
@@ -154,7 +157,7 @@ class Disk:
             return source.read_buffer()
 
     def count_free_bytes(self, path: str) -> int:
-        """Return the number of free bytes.  O(1)."""
+        """Return the number of free bytes on the disk. O(1)."""
         found = os.statvfs(path)
         return found.f_bavail * found.f_frsize
 
@@ -164,35 +167,35 @@ class Disk:
 
 
 def describe_full_disk(error: OSError, free: Callable[[], int]) -> tuple[str, str]:
-    """Describe an error of `NO_ROOM`: return the problem and the remedy.  O(1).
+    """Describe a disk error whose code is in `NO_ROOM`. Return the problem and the remedy. O(1).
 
-    ``free``: returns the free bytes of the disk.
+    ``free``: a function that returns the free bytes of the disk.
     """
     why = f"the disk says {error.strerror or str(error)!r}"
     if error.errno == errno.EFBIG:
         most = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
         if most == resource.RLIM_INFINITY:
-            return f"{why}: its file system takes no file as large", "give a folder on another one"
+            return f"{why}: its file system allows no file of this size", "use a folder on another file system"
         found = f"{why}: this process may write files of {most:,} bytes at most"
         return found, "raise the limit (ulimit -f, RLIMIT_FSIZE)"
     try:
         return f"{why}, {free():,} bytes are free", "free space"
     except OSError as other:
-        return f"{why}, its free bytes cannot be told ({other.strerror})", "free space"
+        return f"{why}, its free bytes are unknown ({other.strerror})", "free space"
 
 
 SLICE: Final = 1 << 20
-"""The bytes that are hashed and written in one step."""
+"""The number of bytes that are hashed and written in one step."""
 CRUMBS: Final = 1 << 16
-"""The most bytes that are buffered and then written together."""
+"""The maximum number of bytes that are buffered and then written together."""
 
 
 class FileWriter:
     """A sink that buffers, counts and hashes the bytes of a file.
 
-    ``take``: writes the beginning of a piece and returns its number of bytes; may raise `OSError`.  ``size``: bytes so
-    far. ``wanted``: the expected least number of bytes, if the caller sets it, for messages.  ``failure``: the last
-    error of ``take``.
+    ``take``: a function that writes the beginning of a piece and returns the number of bytes written; it may raise
+    `OSError`. ``size``: the number of bytes so far. ``wanted``: the least number of bytes that the caller expects, for
+    messages. ``failure``: the last error of ``take``.
 
     >>> pieces = []
     >>> sink = FileWriter(lambda piece: pieces.append(bytes(piece)) or len(piece))
@@ -210,7 +213,7 @@ class FileWriter:
         self._take, self._crumbs = take, bytearray()
 
     def write(self, data: bytes | bytearray | memoryview | pa.Buffer) -> int:
-        """Write a whole buffer, with as many calls of ``take`` as that needs."""
+        """Write all bytes of a buffer, with as many calls of ``take`` as necessary."""
         with memoryview(data) as view, view.cast("B") as whole:
             if len(self._crumbs) + whole.nbytes <= CRUMBS:
                 self._crumbs += whole
@@ -222,7 +225,7 @@ class FileWriter:
             return whole.nbytes
 
     def finish(self) -> None:
-        """Write the buffered bytes.  A second call is harmless."""
+        """Write the buffered bytes. A second call is harmless."""
         if self._crumbs:
             crumbs, self._crumbs = self._crumbs, bytearray()
             with memoryview(crumbs) as whole:
@@ -239,11 +242,11 @@ class FileWriter:
             raise
 
     def tell(self) -> int:
-        """Return the number of bytes so far."""
+        """Return the number of bytes that were passed to `write` so far."""
         return self.size
 
     def flush(self) -> None:
-        """Do nothing: `finish` writes the buffered bytes."""
+        """Do nothing, because `finish` writes the buffered bytes."""
 
     def close(self) -> None:
-        """Do nothing: the caller closes the file."""
+        """Do nothing, because the caller closes the file."""

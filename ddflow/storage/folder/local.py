@@ -2,13 +2,15 @@
 
     blobs/00112233aabbccdd-1.arrow      manifests/0000000000000007      marks/0000000000000007      spill/
 
-A manifest is written under a temporary name, synced, and linked to its number, which only one writer can do. A failed
-sync cannot be repeated, because the system may have dropped the bytes. So the store refuses all writes after a failure
-with an unknown outcome.
+A writer writes a manifest under a temporary name, syncs it, and creates a hard link with the manifest's number as its
+name. Only one writer can create this link. A failed sync cannot be repeated, because the system may have dropped the
+bytes. After a failure with an unknown outcome, the store therefore refuses all writes.
 
-Guarantees: when `LocalStore.put` returns, the blob's bytes are durable; after `fsync_blob_names`, its name is. A
-manifest is complete or absent, and durable when `publish` returns True. Other files are neither listed nor deleted.
-Limits: takes no lock, so a state may have many writers. Until a sync, a power failure may lose any name of a folder.
+Guarantees: when `LocalStore.put` returns, a blob's bytes are durable. When `fsync_blob_names` returns, the blob's name
+is durable too. A manifest is complete or absent, and durable when `publish` returns True. Files with names that ddflow
+does not use are neither listed nor deleted.
+Limits: there is no lock, so a state may have many writers. After a power failure, any name that was added to a folder
+since the last sync of the folder may be missing.
 """
 
 import contextlib
@@ -28,21 +30,21 @@ from ddflow.storage.folder.site import INSIDE, StateFolder
 from ddflow.storage.protocol import DIGITS, MANIFEST, NAME, BlobEntry, Store, parse_manifest_numbers
 
 FEW: Final = 64
-"""The least number of files that are deleted in threads."""
+"""If there are at least this many files to delete, several threads delete them."""
 AT_ONCE: Final = 8
-REMEDY: Final = ErrorText("restore it from a copy, or go back with ", CommandFix("rollback"))
+REMEDY: Final = ErrorText("restore it from a backup, or go back with ", CommandFix("rollback"))
 _DISK = Disk()
 
 
 class LocalStore(BlobFolder, Store):
     """A state in a folder.
 
-    ``path``: the folder.  ``create``: whether to create a missing state.  ``trust``: "owner", or "group" if others
-    write too.  ``readonly``: for readers, also on a read-only mount; the store creates, tests, sweeps and puts nothing.
+    ``path``: the folder. ``create``: whether to create a missing state. ``trust``: "owner", or "group" if other users
+    write to it. ``readonly``: whether to create, test, sweep and put nothing, as on a read-only mount.
 
-    O(1): about 20 system calls and a sync.  Raises `StateRefused` if the state is missing and not to be created, if the
-    folder belongs to another user or others can write to it, or if put-if-absent cannot be proved; `StorageFull`,
-    `StorageFailed`.
+    O(1): about 20 system calls and a sync. Raises `StateRefused` if the state is missing and ``create`` is False.
+    Raises `StateRefused` if the folder belongs to another user, if other users can write to it, or if the test of
+    exclusive publishing fails. Also raises `StorageFull`, `StorageFailed`.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as above:
@@ -71,16 +73,19 @@ class LocalStore(BlobFolder, Store):
         self.readonly, self._process = readonly, os.getpid()
         self._held: dict[str, pa.Buffer] = {}
         self._marked = -1
-        """The number of this writer's last mark; marking renames the old mark, so one always exists."""
+        """The number that this writer marked last.
+
+        To make a new mark, the old mark is renamed, so there is always a mark.
+        """
         if not readonly:
             self.site.prove_exclusive_publish(self.nonce)
             self.site.remove_stale_temporaries(self.site.child_path("manifests"))
-            with self.site.translate_disk_errors("remove what a crash left"):
+            with self.site.translate_disk_errors("remove the files that a crash left"):
                 if "spill" in disk.names(self.where):
                     remove_stale_folders(self.site.child_path("spill"))
 
     def fsync_blob_names(self) -> None:
-        """Sync the folder of blobs, once."""
+        """Sync the folder of blobs."""
         self._check_writable()
         try:
             with self.site.translate_disk_errors("sync its files"):
@@ -90,20 +95,20 @@ class LocalStore(BlobFolder, Store):
             raise
 
     def pin_blobs(self, names: Iterable[str]) -> None:
-        """Map blobs now; `map_blob` checks their bytes later.  O(blobs)."""
+        """Map blobs now, so that `map_blob` can return them even if they are deleted later. O(blobs)."""
         for name in names:
             with contextlib.suppress(OSError):
                 self._held[name] = self.disk.map_file(self._blob_path(name))
 
     def list_blobs(self) -> list[BlobEntry]:
-        """List all blobs, with their ages by this machine's clock.  O(blobs), with one call each."""
+        """List all blobs, with their ages by this machine's clock. O(blobs), with one system call each."""
         now, found = self.disk.read_clock(), []
         with self.site.translate_disk_errors("list its files"), contextlib.suppress(FileNotFoundError):
             found = self.disk.scan(self.site.child_path("blobs"))
         return [BlobEntry(name, size, max(0.0, now - changed)) for name, size, changed in found if NAME.fullmatch(name)]
 
     def find_blob_sizes(self, names: list[str]) -> dict[str, int]:
-        """Return lengths as `Store.find_blob_sizes` does, with one call for each name."""
+        """Return the lengths of blobs, as `Store.find_blob_sizes` does. Makes one system call for each name."""
         out: dict[str, int] = {}
         with self.site.translate_disk_errors("look for its files"):
             for name in names:
@@ -113,7 +118,7 @@ class LocalStore(BlobFolder, Store):
         return out
 
     def delete_many(self, names: Iterable[str]) -> None:
-        """Unlink blobs, many of them in `AT_ONCE` threads.  O(names)."""
+        """Unlink blobs, in `AT_ONCE` threads if there are many. O(names)."""
         few = [*names]
         if len(few) < FEW:
             super().delete_many(few)
@@ -122,25 +127,28 @@ class LocalStore(BlobFolder, Store):
             list(pool.map(self.delete, few))
 
     def list_manifests(self) -> list[int]:
-        """List the numbers of all manifests, ascending.  O(manifests)."""
+        """List the numbers of all manifests, ascending. O(manifests)."""
         return self._list_numbers("manifests")
 
     def is_published(self, number: int) -> bool:
-        """Return whether a manifest has this number.  O(1)."""
+        """Return whether a manifest has this number. O(1)."""
         with self.site.translate_disk_errors(f"look for manifest {number}"):
             return self.site.is_existing_path(self._number_path("manifests", number))
 
     def read_manifest(self, number: int) -> bytes:
-        """Read the bytes of a manifest, as `Store.read_manifest` does.  O(bytes)."""
+        """Read the bytes of a manifest, as `Store.read_manifest` does. O(bytes)."""
         what = f"manifest {number}"
         missing = CorruptState(
-            f"{what} of {self.where}", "it is missing", "open the state again, or restore it from a copy"
+            f"{what} of {self.where}", "it is missing", "open the state again, or restore it from a backup"
         )
         with self.site.translate_read_errors(what, missing, REMEDY):
             return self.disk.read(self._number_path("manifests", number), MANIFEST)
 
     def publish(self, number: int, data: bytes) -> bool:
-        """Link a manifest to its number, as `Store.publish` does.  O(bytes) and two syncs."""
+        """Publish a manifest, as `Store.publish` does. O(bytes) and two syncs.
+
+        The file gets a hard link with the manifest's number as its name.
+        """
         self._check_writable()
         what, target = f"publish manifest {number}", self._number_path("manifests", number)
         temporary = self.site.child_path("manifests", f".{self.nonce}-{next(self._numbers)}.part")
@@ -157,18 +165,18 @@ class LocalStore(BlobFolder, Store):
             raise OutcomeUnknown(
                 f"{what}, in the state {self.where}",
                 f"the disk says {why!r}",
-                "it may have happened: open the state again, which tells",
+                "it may have happened: open the state again to see it",
             ) from None
         self._broken = ""
         return won
 
     def delete_manifest(self, number: int) -> None:
-        """Unlink a manifest.  O(1), without a sync."""
+        """Unlink a manifest. O(1), without a sync."""
         self._check_writable()
         self.site.unlink(self._number_path("manifests", number), f"delete manifest {number}")
 
     def mark_published(self, number: int) -> None:
-        """Create an empty file named by the number, and remove the marks before it.  O(1), without a sync."""
+        """Create an empty file with the number as its name. Remove the files of smaller numbers. O(1), no sync."""
         self._check_writable()
         before, self._marked = self._marked, number
         with self.site.translate_disk_errors(f"mark {number}"):
@@ -183,24 +191,24 @@ class LocalStore(BlobFolder, Store):
                     self.site.unlink(self._number_path("marks", other), f"mark {number}")
 
     def find_last_published(self) -> int:
-        """Return the greatest marked number, or -1.  O(marks); normally there is one."""
+        """Return the greatest marked number, or -1 if no number is marked. O(marks). Normally there is one mark."""
         return max(self._list_numbers("marks"), default=-1)
 
     def open_scratch_store(self) -> ScratchStore:
-        """Open a scratch store below ``spill/``, as `Store.open_scratch_store` does.  O(1).
+        """Open a scratch store below ``spill/``, as `Store.open_scratch_store` does. O(1).
 
         Also raises `StorageFull`, `StorageFailed`.
         """
         self._check_writable()
-        with self.site.translate_disk_errors("make a folder to spill to"):
+        with self.site.translate_disk_errors("create a folder to spill to"):
             with contextlib.suppress(FileExistsError):
                 self.disk.mkdir(self.site.child_path("spill"), self.site.folder_mode)
             return ScratchStore.create_below(self.site.child_path("spill"))
 
     def remove_new_state(self, whole: bool) -> None:
-        """Remove a state that was just created, with its folder if ``whole``.
+        """Remove a state that was just created. ``whole``: whether to remove its folder too.
 
-        Never fails: files that stay are garbage.
+        Errors are ignored, because remaining files are only garbage.
         """
         for path in [self.where] if whole else [self.site.child_path(name) for name in (*INSIDE, "spill")]:
             shutil.rmtree(path, ignore_errors=True)
@@ -213,7 +221,7 @@ class LocalStore(BlobFolder, Store):
     def _check_writable(self) -> None:
         if self.readonly or self._closed or self._broken:
             super()._check_writable()
-        if os.getpid() != self._process:  # two processes would make the same names
+        if os.getpid() != self._process:  # two processes would create the same names
             raise EngineClosed(
                 f"write to the state {self.where}",
                 f"it was opened by process {self._process}, before this one was forked from it",
@@ -221,9 +229,10 @@ class LocalStore(BlobFolder, Store):
             )
 
     def _link_manifest(self, temporary: str, target: str, data: bytes) -> bool:
-        """Link a manifest to its number, and return whether the number has its bytes.
+        """Link a manifest to its number. Return whether the file with this number now has the bytes of this manifest.
 
-        The number may be taken by our own first try: a file server may repeat a request that it has already answered.
+        A file server may repeat a request that it already carried out. If the server repeats a request for a link, the
+        link seems to fail although the first request succeeded.
         """
         try:
             self.disk.link(temporary, target)
@@ -237,7 +246,7 @@ class LocalStore(BlobFolder, Store):
                 raise
 
     def _list_numbers(self, folder: str) -> list[int]:
-        """List the numbers that are names in a folder, ascending."""
+        """Find the files of a folder whose names are numbers, and return the numbers in ascending order."""
         names: list[str] = []
         with self.site.translate_disk_errors(f"list its {folder}"), contextlib.suppress(FileNotFoundError):
             names = self.disk.names(self.site.child_path(folder))
@@ -245,7 +254,7 @@ class LocalStore(BlobFolder, Store):
 
     def _number_path(self, folder: str, number: int) -> str:
         if not 0 <= number < 10**DIGITS:
-            raise ValueError(f"{number} is no number of a manifest")
+            raise ValueError(f"{number} is not the number of a manifest")
         return self.site.child_path(folder, f"{number:0{DIGITS}d}")
 
     def _map_file(self, name: str) -> pa.Buffer:

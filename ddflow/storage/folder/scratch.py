@@ -1,7 +1,8 @@
 """Keep blobs in a local folder without durability, for steps that do not fit in memory.
 
-Guarantees: a scratch store syncs nothing. Its folder is emptied when the store closes, at exit, or by the next process
-that locks it. One store at a time holds the lock.
+Guarantees: a scratch store syncs nothing. When the store closes or the process exits, the files of the store are
+removed. After a crash, the next process that locks the folder removes the files. Only one store at a time holds the
+lock.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from ddflow.storage.protocol import NAME, Blob, BlobStore, Write, check_length, 
 
 
 class BlobFolder(BlobStore):
-    """Blobs in a folder of the local disk, each a file that is written once and then mapped.
+    """A store of blobs in a folder of the local disk. Each blob is a file that is written once and then mapped.
 
-    Both a state's folder and a scratch folder are of this kind. When `put` returns, the file is complete, and durable
-    if the folder is (`ManagedFolder.durable`). A `put` that fails leaves no file.
+    The stores of a state's folder and of a scratch folder extend this class. When `put` returns, the file is complete,
+    and durable if the folder is durable (`ManagedFolder.durable`). A `put` that fails leaves no file.
 
-    ``site``: the open folder.  ``below``: the subfolder of the files.  ``first``: the number of the first file.
+    ``site``: the open folder. ``below``: the subfolder of the files. ``first``: the number of the first file.
     """
 
     pattern: ClassVar[re.Pattern[str]] = NAME
@@ -45,13 +46,13 @@ class BlobFolder(BlobStore):
         return self.site.disk
 
     def put(self, ending: str, write: Write) -> Blob:
-        """Write a new blob to a new file, as `BlobStore.put` does.  O(bytes), without a second copy of them."""
+        """Write a new blob to a new file, as `BlobStore.put` does. O(bytes), without a second copy in memory."""
         name = self._make_blob_name(ending)
         sink = self.site.write_file(self._blob_path(name), f"write the file {name}", write)
         return Blob(name, sink.size, sink.state.digest())
 
     def map_blob(self, blob: Blob, check: bool = True) -> pa.Buffer:
-        """Map the file of a blob, as `BlobStore.map_blob` does.  O(bytes), for the checksum.
+        """Map the file of a blob, as `BlobStore.map_blob` does. O(bytes), because the checksum is verified.
 
         No descriptor stays open.
         """
@@ -64,7 +65,7 @@ class BlobFolder(BlobStore):
             )
 
     def delete(self, name: str) -> None:
-        """Unlink a blob.  O(1), without a sync, so it may reappear after a power failure."""
+        """Unlink a blob. O(1), without a sync, so the file may reappear after a power failure."""
         self._check_writable()
         self.site.unlink(self._blob_path(name), f"delete the file {name}")
 
@@ -73,24 +74,25 @@ class BlobFolder(BlobStore):
 
     def _blob_path(self, name: str) -> str:
         if not self.pattern.fullmatch(name):  # inline, because a commit checks about twenty names
-            raise ValueError(f"{name!r} is no name of a blob")
+            raise ValueError(f"{name!r} is not the name of a blob")
         return f"{self._folder}/{name}"
 
 
 LOCK: Final = "ddflow-spill.lock"
 PREFIX: Final = "ddflow-"
-"""The prefix of ddflow's file names in a scratch folder, which may also contain other files."""
+"""The prefix of ddflow's files in a scratch folder. The folder may also contain other files."""
 OURS: Final = re.compile(rf"{PREFIX}[0-9a-f]{{16}}-[0-9]{{1,12}}\.arrow")
 _FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC
 _locks: weakref.WeakSet[FolderLock] = weakref.WeakSet()
 
 
 class FolderLock:
-    """The lock of a scratch folder; its creation removes the files that a crash left.
+    """The lock of a scratch folder. The constructor takes the lock, and removes the files that a crash left.
 
-    ``path``: the absolute path of the folder.  ``whole``: whether `release` also removes the folder.
+    ``path``: the absolute path of the folder. ``whole``: whether `release` also removes the folder.
 
-    O(files).  Raises `SpillRefused`, `SpillInUse`, `SpillFull` or `SpillFailed`, without a change to the folder.
+    O(files). Raises `SpillRefused`, `SpillInUse`, `SpillFull` or `SpillFailed`. The folder is unchanged after these
+    errors.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as place:
@@ -133,9 +135,9 @@ class FolderLock:
             raise EngineClosed(f"spill to {self.path}", "the folder was closed", "open a new engine")
 
     def release(self) -> None:
-        """Remove the files, then the lock.  A second call is harmless.
+        """Remove ddflow's files from the folder, then the lock. A second call is harmless.
 
-        Never fails: the next lock removes the files that stay.
+        Errors are ignored, because the next process that locks the folder removes remaining files.
         """
         if not self.held:
             return
@@ -148,22 +150,23 @@ class FolderLock:
                 os.rmdir(self.path)
 
     def release_in_child(self) -> None:
-        """Release the lock in a forked child without a change to the folder, which the parent still uses."""
+        """Release the lock in a forked child process. The folder is unchanged, because the parent process uses it."""
         if self.held:
             self.held = False
             os.close(self._file)
 
     def _open_lock_file(self) -> int:
-        """Open the lock file and lock it; return its descriptor.  Raises `SpillInUse`.
+        """Open the lock file, lock it, and return its descriptor. Raises `SpillInUse`.
 
-        Writes the process number to it. This also tests the disk: permissions do not show that a file system is
-        read-only or full.
+        The call writes the process number to the file. The write also tests the disk, because permissions do not show
+        that a file system is read-only or full.
         """
         while True:
             file = os.open(self._name, os.O_RDWR | os.O_CREAT | _FLAGS, 0o600)
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # The previous holder may have unlinked it between our open and our lock.
+                # The previous holder may have unlinked the lock file after this process opened it and before it was
+                # locked.
                 if self._is_current_lock_file(file):
                     os.ftruncate(file, 0)
                     os.write(file, f"{os.getpid()}\n".encode())
@@ -174,7 +177,7 @@ class FolderLock:
                 raise SpillInUse(
                     f"spill to {self.path}",
                     f"an engine of process {holder} holds it",
-                    "close that engine, or give this one a folder of its own",
+                    "close that engine, or use a separate folder for this one",
                 ) from None
             except BaseException:
                 self._unlock(file)
@@ -182,7 +185,7 @@ class FolderLock:
             os.close(file)
 
     def _unlock(self, file: int) -> None:
-        """Remove the lock file while it is still locked, then close it."""
+        """Remove the lock file while it is locked, then close it, which releases the lock."""
         with suppress(OSError):
             if self._is_current_lock_file(file):
                 os.unlink(self._name)
@@ -203,40 +206,42 @@ class FolderLock:
 
 
 def _check_folder(path: str, state: os.stat_result) -> None:
-    """Raise `SpillRefused` unless the folder belongs to this user, we can write to it, and others cannot."""
-    mode, own = stat.S_IMODE(state.st_mode), "give a folder of your own"
+    """Check that the folder belongs to this user, and that only this user can write to it. Raises `SpillRefused`."""
+    mode, own = stat.S_IMODE(state.st_mode), "use a folder that belongs to you"
     if state.st_uid != os.geteuid():
         raise SpillRefused(f"spill to {path}", f"it belongs to user {state.st_uid}, not to {os.geteuid()}", own)
     if mode & stat.S_IWOTH:
         raise SpillRefused(
             f"spill to {path}",
-            f"its mode is {mode:o}, so anybody may put files there",
-            f"{own}, as mkdir -m 700 makes one",
+            f"its mode is {mode:o}, so any user may write to it",
+            f"{own}, created with mkdir -m 700",
         )
-    # The superuser could write in spite of the mode, but the mode says that no user should.
+    # Check the mode too: the superuser can write to a folder even if its mode forbids writing.
     if not mode & stat.S_IWUSR or not os.access(path, os.R_OK | os.W_OK | os.X_OK):
-        raise SpillRefused(f"spill to {path}", f"it is read-only (mode {mode:o})", "make it writable, or give another")
+        raise SpillRefused(
+            f"spill to {path}", f"it is read-only (mode {mode:o})", "make it writable, or use another folder"
+        )
 
 
 def build_spill_failure(path: str, what: str, error: OSError, wanted: int) -> DdflowError:
-    """Build the error for a disk that refuses a write.  ``wanted``: the number of bytes."""
+    """Build the error for a write that the disk refused. ``wanted``: the number of bytes of the write."""
     asked, why = f"{what} in the spill folder {path}", f"the disk says {error.strerror or str(error)!r}"
-    after = "and call again; nothing was changed, the state before stays readable"
+    after = "and call again; nothing was changed, and the earlier state stays readable"
     if error.errno not in NO_ROOM:
-        return SpillFailed(asked, why, f"mend the disk or its folder {after}")
+        return SpillFailed(asked, why, f"fix the disk or its folder {after}")
     found, remedy = describe_full_disk(error, lambda: Disk().count_free_bytes(path))
-    return SpillFull(asked, f"{wanted:,} bytes were wanted, {found}", f"{remedy} {after}")
+    return SpillFull(asked, f"{wanted:,} bytes were needed, {found}", f"{remedy} {after}")
 
 
 def _folder_error(given: Any, error: Exception) -> SpillRefused:
     """Build the error for a folder that cannot be opened or written."""
     asked = f"spill to {given!r}" if not isinstance(given, str) else f"spill to {given}"
     if isinstance(error, FileNotFoundError):
-        return SpillRefused(asked, "there is no such folder", "create it first, as mkdir -m 700 does")
+        return SpillRefused(asked, "there is no such folder", "create it first, with mkdir -m 700")
     if isinstance(error, NotADirectoryError):
-        return SpillRefused(asked, "it is no folder", "give a folder")
+        return SpillRefused(asked, "it is not a folder", "use a folder")
     why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    return SpillRefused(asked, f"it cannot be used ({why})", "give a folder that you may read and write")
+    return SpillRefused(asked, f"it cannot be used ({why})", "use a folder that you may read and write")
 
 
 def _release_locks_after_fork() -> None:
@@ -255,11 +260,12 @@ _DISK = Disk()
 class ScratchStore(BlobFolder):
     """A scratch store in an existing folder of this user.
 
-    ``path``: the folder.  ``whole``: whether `close` removes the folder too.
+    ``path``: the folder. ``whole``: whether `close` also removes the folder.
 
-    Several threads may write at once.  O(files that a crash left).  Raises `SpillRefused` if the folder is missing, no
-    folder, another user's, writable by all or read-only; `SpillInUse` if another store holds it; `SpillFull` if its
-    disk cannot take one byte.  `put` raises `SpillFull`, `SpillFailed`, and `EngineClosed` after `close`.
+    Several threads may write at once. The constructor is O(files that a crash left). Raises `SpillRefused` if the path
+    is missing or not a folder, or if the folder is another user's, writable by all or read-only. Raises `SpillInUse` if
+    another store holds the lock, and `SpillFull` if the disk cannot store one byte. `put` raises `SpillFull`,
+    `SpillFailed`, and `EngineClosed` after `close`.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as place:
@@ -273,7 +279,7 @@ class ScratchStore(BlobFolder):
     """
 
     pattern, prefix = OURS, PREFIX
-    remedy = "mend the disk or the memory, and replay the log into a new state"
+    remedy = "fix the disk or the memory, and replay the log into a new state"
 
     def __init__(self, path: Any, whole: bool = False) -> None:
         self._lock = FolderLock(path, whole)
@@ -282,7 +288,7 @@ class ScratchStore(BlobFolder):
 
     @classmethod
     def create_below(cls, spill: str) -> Self:
-        """Open a store in a new private folder below ``spill``, and remove the folder at `close`.  O(1).
+        """Open a store in a new private folder below ``spill``. `close` removes the folder. O(1).
 
         Also raises `OSError`.
         """
@@ -297,9 +303,9 @@ class ScratchStore(BlobFolder):
         raise AssertionError
 
     def close(self) -> None:
-        """Remove every file; nothing can be put any more.
+        """Remove every file of the store. Later calls of `put` fail. Blobs that are mapped already stay readable.
 
-        Mapped bytes stay readable. A second call is harmless.
+        A second call is harmless.
         """
         self._end()
 
@@ -308,18 +314,18 @@ class ScratchStore(BlobFolder):
 
 
 def remove_stale_folders(spill: str) -> None:
-    """Remove the scratch folders of stores that have ended.  O(files).
+    """Remove the scratch folders of stores that have ended. O(files).
 
-    Never fails: a later call tries again.
+    A folder that cannot be removed is skipped, and a later call tries to remove it again.
     """
     for name in os.listdir(spill):
         if _FOLDER.fullmatch(name):
-            with suppress(OSError):  # an open store holds it, or it is another user's
+            with suppress(OSError):  # a store holds the lock, or the folder is another user's
                 FolderLock(os.path.join(spill, name), whole=True).release()
 
 
 class _ScratchFolder(ManagedFolder):
-    """A folder without influence on the state, so a failed call may be repeated."""
+    """A scratch folder. Errors of a scratch folder do not affect the state, so a failed call may be repeated."""
 
     def build_failure(self, what: str, error: OSError, wanted: int = 0) -> DdflowError:
         return build_spill_failure(self.path, what, error, wanted)

@@ -1,7 +1,7 @@
 """Find or create a folder for ddflow's files (a state, outputs or a cache), and check it before use.
 
-Guarantees: a folder that already has other files is refused as a new state. Before the first commit, a state's folder
-is tested for the needs of commits: exclusive creation of a name, and durable names.
+Guarantees: a state is never created in a folder with other files. Before its first commit, a writer tests that the file
+system creates names exclusively, and syncs the folder of manifests.
 
 >>> import tempfile
 >>> with tempfile.TemporaryDirectory() as above:
@@ -30,7 +30,10 @@ from ddflow.storage.folder.disk import NO_ROOM, Disk, FileWriter, describe_full_
 
 TEMPORARY: Final = re.compile(r"\.[0-9a-f]{16}-[0-9]{1,12}\.part")
 HOUR: Final = 3600.0
-"""The seconds after which a temporary file counts as abandoned: it exists only while one manifest is written."""
+"""The seconds after which a temporary file counts as abandoned.
+
+Normally a temporary file exists only while a manifest is written.
+"""
 NOT_OURS: Final = {
     errno.EACCES,
     errno.EPERM,
@@ -41,14 +44,14 @@ NOT_OURS: Final = {
     errno.EINVAL,
     errno.ENOTSUP,
 }
-"""The disk's errors for a folder that ddflow cannot use."""
+"""Error codes of the disk which mean that ddflow cannot use a folder."""
 _NO_FILE = {errno.EINVAL, errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.EFBIG}
 
 
 class DiskErrorTranslator:
-    """A context manager that turns the disk's errors into errors of ddflow.
+    """A context manager that converts errors of the disk to errors of ddflow.
 
-    It is no generator, because each commit uses about twenty of them.
+    Each commit uses about twenty of these context managers, and a class is faster than a generator.
     """
 
     __slots__ = ("opening", "site", "what")
@@ -57,22 +60,22 @@ class DiskErrorTranslator:
         self.site, self.what, self.opening = site, what, opening
 
     def __enter__(self) -> None:
-        """Do nothing."""
+        """Enter the block."""
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if not isinstance(error, OSError) or isinstance(error, DdflowError):
             return
         if self.opening and error.errno in NOT_OURS:
             why = f"it cannot be used ({error.strerror}: {error.filename})"
-            raise self.site.build_refusal(why, "give a folder that you may read and write") from None
+            raise self.site.build_refusal(why, "use a folder that you may read and write") from None
         raise self.site.build_failure(self.what, error) from None
 
 
 class ManagedFolder:
-    """A folder of ddflow.
+    """A folder in which ddflow stores files.
 
-    ``path``: the absolute path.  ``trust``: "owner", or "group" if others may write too.  ``what``: the use of the
-    folder, for messages.  ``durable``: whether files are synced.
+    ``path``: the absolute path. ``trust``: "owner", or "group" if other users may write to it. ``what``: the use of the
+    folder, for messages. ``durable``: whether files are synced.
     """
 
     def __init__(self, disk: Disk, path: Any, trust: str, what: str, durable: bool = True) -> None:
@@ -82,9 +85,9 @@ class ManagedFolder:
             if "\0" in self.path:
                 raise ValueError("embedded null byte")
         except (TypeError, ValueError) as error:
-            raise StateRefused(f"open {what} {path!r}", f"that is no path ({error})", "give a folder") from None
+            raise StateRefused(f"open {what} {path!r}", f"that is not a path ({error})", "pass a folder") from None
         if trust not in ("owner", "group"):
-            raise self.build_refusal(f"trust is {trust!r}", "give 'owner' or 'group'")
+            raise self.build_refusal(f"trust is {trust!r}", "pass 'owner' or 'group'")
         self.folder_mode, self.file_mode = (0o770, 0o660) if trust == "group" else (0o700, 0o600)
 
     def child_path(self, *names: str) -> str:
@@ -96,24 +99,30 @@ class ManagedFolder:
         return StateRefused(f"open {self.what} {self.path}", found, remedy)
 
     def translate_disk_errors(self, what: str, opening: bool = False) -> DiskErrorTranslator:
-        """Return a context manager that turns the disk's errors into errors of ddflow; other errors pass through."""
+        """Return a context manager that converts errors of the disk to errors of ddflow.
+
+        Other errors are raised unchanged.
+        """
         return DiskErrorTranslator(self, what, opening)
 
     def build_failure(self, what: str, error: OSError, wanted: int = 0) -> DdflowError:
-        """Build the error for a disk that refuses an operation.
+        """Build the error for an operation that the disk refused.
 
-        ``what``: the operation, for the message.  ``wanted``: the bytes that it needs.
+        ``what``: the operation, for the message. ``wanted``: the bytes that the operation needs.
         """
         asked = f"{what}, in {self.what} {self.path}"
         if error.errno not in NO_ROOM:
             why = error.strerror or str(error)
-            return StorageFailed(asked, f"the disk says {why!r}", "mend it, and open the state again")
+            return StorageFailed(asked, f"the disk says {why!r}", "fix the disk, and open the state again")
         found, remedy = describe_full_disk(error, lambda: self.disk.count_free_bytes(self.path))
         return StorageFull(asked, found, f"{remedy}, and open the state again")
 
     @contextmanager
     def translate_read_errors(self, what: str, missing: CorruptState, remedy: str) -> Iterator[None]:
-        """Raise `CorruptState` for a path that is missing or no file, `StorageFailed` if the disk cannot read it."""
+        """Convert errors of the disk while a file is read.
+
+        Raises `CorruptState` if the path is missing or not a file, `StorageFailed` if the disk fails.
+        """
         with self.translate_disk_errors(f"read {what}"):
             try:
                 yield
@@ -125,14 +134,14 @@ class ManagedFolder:
                 raise CorruptState(
                     f"the {what} of {self.path}",
                     f"it cannot be read ({error.strerror})",
-                    f"it was not written by ddflow; {remedy}",
+                    f"ddflow did not write it; {remedy}",
                 ) from None
 
     def write_file(self, path: str, what: str, write: Callable[[Any], Any]) -> FileWriter:
-        """Write a new file and return its writer; its bytes are durable then, but not its name.
+        """Write a new file, sync its bytes but not its name, and return the `FileWriter`.
 
-        Leaves no file if anything fails.  O(bytes), and a sync if the folder is ``durable``.  Raises `build_failure`
-        and the errors of ``write``.
+        After an error no file is left. O(bytes), and a sync if the folder is ``durable``. Raises the errors of
+        `build_failure` and of ``write``.
         """
         try:
             file = self.disk.create(path, self.file_mode)
@@ -147,7 +156,8 @@ class ManagedFolder:
                 if sink.failure is None:
                     raise
             if sink.failure is not None:  # even if Arrow replaced or swallowed the error
-                # Its traceback refers to Arrow's writer, which refers to the sink: a cycle that Python cannot collect.
+                # The traceback of the error refers to Arrow's writer, which refers to the sink. Python cannot collect
+                # this cycle of references.
                 failure, sink.failure = sink.failure, None
                 raise self.build_failure(what, failure, max(sink.wanted, sink.size)) from None
             try:
@@ -166,7 +176,7 @@ class ManagedFolder:
         return sink
 
     def unlink(self, path: str, what: str) -> None:
-        """Unlink a file; a missing one counts as unlinked.  O(1)."""
+        """Unlink a file, or do nothing if it is missing. O(1)."""
         try:
             self.disk.unlink(path)
         except FileNotFoundError:
@@ -175,12 +185,12 @@ class ManagedFolder:
             raise self.build_failure(what, error) from None
 
     def try_unlink(self, path: str) -> None:
-        """Unlink a file that has no value; if it stays, it is garbage."""
+        """Unlink a file that is no longer needed. Errors are ignored, because a remaining file is only garbage."""
         with contextlib.suppress(OSError):
             self.disk.unlink(path)
 
     def remove_stale_temporaries(self, folder: str) -> None:
-        """Remove temporary files of writers that have ended.  O(names).  Never fails."""
+        """Remove the temporary files that ended writers have left. O(names). Never fails."""
         with contextlib.suppress(OSError):
             if any(TEMPORARY.fullmatch(name) for name in self.disk.names(folder)):
                 for name, _, changed in self.disk.scan(folder):
@@ -188,9 +198,9 @@ class ManagedFolder:
                         self.disk.unlink(f"{folder}/{name}")
 
     def create_folder(self) -> None:
-        """Create the folder and its missing parents; all but the last are durable then.
+        """Create the folder and its missing parents. Only the names of the parents are durable afterwards.
 
-        Each is synced before the next is made.  O(parts).  Raises `OSError`.
+        Each folder is synced before the next folder is created. O(parts). Raises `OSError`.
         """
         missing, path = list[str](), self.path
         while not self.is_existing_path(path):
@@ -202,7 +212,7 @@ class ManagedFolder:
                 self.disk.mkdir(path, self.folder_mode)
 
     def is_existing_path(self, path: str) -> bool:
-        """Return whether a path exists.  O(1)."""
+        """Return whether a path exists. O(1)."""
         try:
             self.disk.status(path)
         except FileNotFoundError:
@@ -210,7 +220,7 @@ class ManagedFolder:
         return True
 
     def sync_parent_folder(self, path: str) -> None:
-        """Sync the parent folder if possible: it may belong to another user or another disk."""
+        """Sync the parent folder if possible. The parent may belong to another user or another disk."""
         try:
             self.disk.sync_dir(os.path.dirname(path))
         except OSError as error:
@@ -218,16 +228,19 @@ class ManagedFolder:
                 raise
 
     def check_folder(self, path: str) -> None:
-        """Raise `StateRefused` unless this is a folder of this user that others cannot write to.  O(1)."""
+        """Check that ``path`` is a folder of this user, and that other users cannot write to it. Raises `StateRefused`.
+
+        O(1).
+        """
         found = self.disk.status(path)
         if found.kind != "folder":
-            raise self.build_refusal(f"{path} is no folder, or a link to one", "give a folder of its own")
-        own = "give a folder of your own, or trust='group' if those who can write there may change the state"
+            raise self.build_refusal(f"{path} is not a folder, or it is a link to a folder", "use a real folder")
+        own = "use a folder that belongs to you, or trust='group' if all who can write to it may change the state"
         if self.trust == "owner" and found.user != os.geteuid():
             raise self.build_refusal(f"{path} belongs to user {found.user}, not to {os.geteuid()}", own)
         if self.trust == "owner" and found.mode & 0o022:
             raise self.build_refusal(
-                f"the mode of {path} is {found.mode:o}, so others may change it", f"chmod go-w, {own}"
+                f"the mode of {path} is {found.mode:o}, so other users may change it", f"run chmod go-w on it, {own}"
             )
 
 
@@ -237,7 +250,8 @@ INSIDE: Final = ("blobs", "marks", "manifests")
 class StateFolder(ManagedFolder):
     """The folder of a state.
 
-    ``path``: absolute after `open_folder`.  ``trust``: "owner", or "group" if others may write too.
+    ``path``: the path, without symbolic links after `open_folder`. ``trust``: "owner", or "group" if other users may
+    write to the folder.
 
     >>> import os, tempfile
     >>> with tempfile.TemporaryDirectory() as above:
@@ -251,9 +265,11 @@ class StateFolder(ManagedFolder):
         super().__init__(disk, path, trust, "the state")
 
     def open_folder(self, create: bool, readonly: bool) -> None:
-        """Check the folder, and create the missing parts if ``create``.  O(its names); a few syncs for a new folder.
+        """Check the folder, and create its missing parts if ``create`` is True.
 
-        Raises `StateRefused` if it has no state or cannot be trusted, `StorageFull`, `StorageFailed`.
+        O(names), and a few syncs for a new folder.
+
+        Raises `StateRefused` if the folder has no state or cannot be trusted, `StorageFull`, `StorageFailed`.
         """
         with self.translate_disk_errors("open it", opening=True):
             self.path = self.disk.resolve_path(self.path)
@@ -272,14 +288,15 @@ class StateFolder(ManagedFolder):
                 self._create_subfolders(names)
 
     def prove_exclusive_publish(self, nonce: str) -> None:
-        """Publish twice under one name; the second must fail, so that one of two writers fails.  O(1).
+        """Test that only one of two writers can publish.
 
-        Syncs the manifests, so earlier ones are durable even if their writer crashed before its sync.  Raises
-        `StateRefused` if the file system fails this test, `StorageFull`, `StorageFailed`.
+        Links two files to one name, and checks that the second link fails. O(1). Syncs the folder of manifests, so
+        earlier manifests are durable even if their writer crashed before its sync. Raises `StateRefused` if the test of
+        exclusive publishing fails, `StorageFull`, `StorageFailed`.
         """
         folder = self.child_path("manifests")
         first, second, target = (f"{folder}/.{nonce}-{i}.part" for i in range(3))
-        remedy = "give a folder on a local file system, or another kind of store"
+        remedy = "use a folder on a local file system, or another kind of store"
         try:
             with self.translate_disk_errors("prove that one writer wins", opening=True):
                 for path in (first, second):
@@ -302,21 +319,22 @@ class StateFolder(ManagedFolder):
 
     def _refuse_missing_state(self, wanted: bool) -> None:
         if not wanted:
-            raise self.build_refusal("there is no state", "give the folder of one, or create it first")
+            raise self.build_refusal("there is no state", "use the folder of a state, or create the state first")
 
     def _refuse_nonempty_folder(self, names: list[str]) -> None:
-        """Raise `StateRefused` unless the folder is empty, or has only the remains of a crash during its creation."""
+        """Check that the folder is empty, or has only files from a creation that crashed. Raises `StateRefused`."""
         full = [name for name in names if name not in INSIDE or self.disk.names(self.child_path(name))]
         if full and "manifests" not in self.disk.names(self.path):  # unless another writer has just created the state
             raise self.build_refusal(
                 f"there is no state, and it is not empty ({', '.join(sorted(full)[:3])})",
-                "give an empty folder, or one that is not there yet",
+                "use an empty folder, or one that does not exist yet",
             )
 
     def _create_subfolders(self, names: list[str]) -> None:
-        """Create the subfolders, with the folder of manifests last, because it makes this folder a state.
+        """Create the subfolders. The folder of manifests comes last, because a folder with this subfolder is a state.
 
-        Until there is a manifest, each writer syncs all of them: their creator may have crashed before its sync.
+        While the state has no manifest, each writer syncs the folder, because the process that created the folder may
+        have crashed before its sync.
         """
         missing = [name for name in INSIDE if name not in names]
         for name in missing:

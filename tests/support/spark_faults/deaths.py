@@ -1,4 +1,4 @@
-"""Kill a driver at named points of a batch, with a given function."""
+"""Call a function that kills a driver at one of several named points of a batch."""
 
 from __future__ import annotations
 
@@ -17,15 +17,17 @@ POINTS = ("before tasks", "after tasks", "after publish", "after outputs", "befo
 
 
 class Killed(RuntimeError):
-    """A death for a process that must survive."""
+    """The exception that is raised instead of a kill, if the process must survive."""
 
 
 @contextmanager
 def dies(point: str, batch: int, die: Callable[[], Any]) -> Iterator[None]:
-    """Die at a point of a batch, or never for "".  Batch -1 has no rows and closes all times.
+    """Make a driver die at a point of a batch.
 
-    After its outputs are visible, or passed to a function, a driver is still inside `BatchFeeder`. Before Spark's own
-    commit it has left it.
+    For the point "", it never dies. Batch -1 has no rows and closes all times.
+
+    While the outputs of a batch become visible or are passed to a function, the driver is still inside `BatchFeeder`.
+    When Spark makes its own commit of a batch, the driver has already left `BatchFeeder`.
     """
     now = [-1]
     feeder, tasks, finished, commit = (

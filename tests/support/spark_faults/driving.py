@@ -1,6 +1,9 @@
-"""Run a driver in its own process that dies at a point; arguments: folder, point, batch, number of partitions.
+"""Run a driver that dies at a given point, in its own process.
 
-It reads the files of ``in`` one by one into ``state`` and writes each epoch's output to ``outs``, a file per call.
+The arguments are a folder, a point, a batch, and the number of partitions.
+
+The driver reads the files of the folder ``in`` one by one into ``state``. The driver writes the output of each epoch to
+``outs``, with one file for each call.
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ def flow_of() -> dd.Flow:
 
 
 def drive(spark: SparkSession, folder: Path, point: str, batch: int, partitions: int) -> list[tuple[int, bool]]:
-    """Run to the end of the input or to death; return the epochs, and whether each was replayed."""
+    """Run until the input ends or the driver dies. Return each epoch, and whether the epoch was replayed."""
 
     def take(out: Mapping[str, DataFrame], epoch: int) -> None:
         for name in out:

@@ -1,7 +1,8 @@
-"""Wrap a task body so that one attempt dies: with an error, its worker, or the whole executor.
+"""Wrap a task body so that one attempt fails with an error, or kills its worker or the complete executor.
 
-It dies once, which a file in a folder records, after the body wrote its files and before anybody hears of them. Every
-attempt leaves a file there, named by its stage (-1 routes), partition and attempt.
+The attempt fails after the body has written its files and before the driver gets the receipt. A file in a folder
+records the failure, so only a single attempt fails. Every attempt leaves a file in this folder. The file's name has the
+stage (-1 for the routing of rows), the partition and the attempt.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ DEATHS = ("fails", "worker", "executor")
 
 @dataclass(frozen=True)
 class Faulty:
-    """A ``body`` that dies by ``death`` at ``stage``; all processes see ``folder``."""
+    """A wrapper that runs ``body`` and lets it die by ``death`` at ``stage``. All processes can read ``folder``."""
 
     body: Any
     folder: str
@@ -45,7 +46,7 @@ class Faulty:
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """A ``body`` on a machine with the state in another folder, ``there``."""
+    """A wrapper of ``body``. The body runs as if on a machine where the state is in another folder, ``there``."""
 
     body: Any
     there: str
@@ -60,7 +61,7 @@ class Elsewhere:
 
 
 def first(path: Path) -> bool:
-    """Create the file; return whether this process was first."""
+    """Create the file. Return True if the file did not exist before."""
     try:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL))
     except FileExistsError:
@@ -77,7 +78,10 @@ def die(death: str) -> None:
 
 
 def executor() -> int:
-    """Return the executor's process, the parent of the daemon that forks its workers."""
+    """Return the id of the executor's process.
+
+    The executor's process is the parent of the daemon that forks the workers.
+    """
     pid = int(Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2].split()[1])
     assert b"CoarseGrainedExecutorBackend" in Path(f"/proc/{pid}/cmdline").read_bytes(), "that is no executor"
     return pid
@@ -90,7 +94,10 @@ def attempts(folder: str) -> list[tuple[int, int]]:
 
 
 def lost(folder: str) -> set[int]:
-    """Return the stages with tasks on the dead executor: they share its daemon of Python workers."""
+    """Return the stages that had tasks on the dead executor.
+
+    Tasks on the same executor have the same daemon of Python workers.
+    """
     dead = Path(folder, "died").read_text()
     names = [name.split("_") for name in os.listdir(folder) if "_" in name]
     return {int(stage) for stage, _, _, daemon, _ in names if daemon == dead}

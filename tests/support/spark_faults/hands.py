@@ -1,7 +1,8 @@
-"""Simulate a cluster: workers with cached parts, the worst order of a shuffle, and failing attempts.
+"""Simulate a cluster. Workers cache parts, a shuffle has the worst possible order, and attempts fail.
 
-Tasks are called like Spark does, in this process. An attempt runs once or twice, stops after some chunks, loses its
-input, meets a full disk, or sleeps until its epoch is committed and then continues.
+The tasks run in this process, and are called in the same way as Spark calls them. An attempt runs once or twice, stops
+after some chunks, loses its input, or finds a full disk. Some attempts sleep until their epoch is committed, and then
+continue.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ FAILS = ("left", "cut off", "full disk", "late")
 
 
 class FetchFailed(Exception):
-    """The loss of the machine with a task's rows."""
+    """The error that a task gets if the machine with its rows is lost."""
 
 
 class Hands:
-    """A driver and its workers.  ``seen`` counts the outcomes of attempts, so that tests can require each.
+    """A driver and its workers. ``seen`` counts each outcome of attempts, so that tests can require all outcomes.
 
     ``late``: sleeping attempts, each with its worker and its remaining output.
     """
@@ -64,7 +65,7 @@ class Hands:
         self.coordinator.close()
 
     def epoch(self, inputs: Mapping[str, pa.Table]) -> tuple[EpochResult, dict[str, pa.Table]]:
-        """Run one epoch; return the commit and the rows of its files."""
+        """Run one epoch. Return the commit, and the rows in the files of the epoch."""
         start = self.coordinator.begin()
         columns = {name: tuple(input.bound.schema.names) for name, input in self.flow.inputs.items()}
         maps = [[chunk] for chunk in self._routed(inputs)]
@@ -84,9 +85,9 @@ class Hands:
         return committed, self._outputs(committed)
 
     def task(self, task: EpochStageTask, number: int, maps: Iterable[list[pa.Table]]) -> list[Chunks]:
-        """Run attempts at one task; return the output of each that finished.
+        """Run some attempts at one task. Return the output of each attempt that finished.
 
-        An attempt reads the output of a random earlier attempt at each input.
+        For each input, an attempt reads the output of one of the attempts that produced it, chosen at random.
         """
         told: list[Chunks] = []
         wanted = self.chance.choice([1, 1, 2])
@@ -108,14 +109,14 @@ class Hands:
         return told
 
     def wake(self) -> None:
-        """Let sleeping attempts continue to any end."""
+        """Let sleeping attempts continue; any outcome of these attempts is allowed."""
         for worker, number, attempt in self.late:
             with as_task(worker, number):
                 list(attempt)
         self.late.clear()
 
     def _attempt(self, kind: str, worker: PartCache, task: EpochStageTask, number: int, rows: Chunks) -> Chunks | None:
-        """Run one attempt; return its output, or None if it is not used."""
+        """Run one attempt. Return the attempt's output, or None if the output is not used."""
         with as_task(worker, number):
             if kind == "whole":
                 return list(task(iter(rows)))
@@ -132,7 +133,7 @@ class Hands:
                 return None if was_full else given
             else:
                 attempt = task(iter(rows))
-                # Its output so far is lost: Spark takes only the output of a finished attempt.
+                # The output of the failed attempt is lost, because Spark takes only the output of a finished attempt.
                 list(islice(attempt, self.chance.randrange(3)))
                 if kind == "late":
                     self.late.append((worker, number, attempt))
@@ -141,7 +142,7 @@ class Hands:
         return None
 
     def _routed(self, inputs: Mapping[str, pa.Table]) -> list[pa.Table]:
-        """Pack rows into chunks, in three tasks per input; each task has an earlier, abandoned attempt."""
+        """Pack rows into chunks, in three tasks per input. Each task has an earlier attempt that was abandoned."""
         manifest, out = self.coordinator.manifest, []
         sight = StateVersion(self.state, "owner", manifest.number, self.coordinator.log.manifest_log.digest)
         for name, table in inputs.items():
@@ -158,7 +159,7 @@ class Hands:
         return out
 
     def _shuffled(self, maps: Iterable[list[pa.Table]], number: int) -> Chunks:
-        """Return a task's input from the shuffle, in any order and cut anywhere."""
+        """Return the input of a task from the shuffle. Chunks are in any order, and batches end anywhere."""
         table = pa.concat_tables([self.chance.choice(attempts) for attempts in maps] or [PACKED.empty_table()])
         mine = table.filter(pa.array([to == number for to in table.column("to").to_pylist()], pa.bool_()))
         order = list(range(mine.num_rows))
@@ -185,7 +186,7 @@ class Hands:
 
 @contextmanager
 def as_task(worker: PartCache, number: int) -> Iterator[None]:
-    """Run a block as a partition's task in a worker's process."""
+    """Run a block as the task of a partition, in the process of a worker."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tasks, "PARTS", worker)
         patch.setattr(tasks, "_task_number", lambda: number)
@@ -193,14 +194,14 @@ def as_task(worker: PartCache, number: int) -> Iterator[None]:
 
 
 def cut_off(rows: Chunks, after: int) -> Iterator[pa.RecordBatch]:
-    """Yield some rows, then fail to fetch the rest."""
+    """Yield some rows, and then fail as if the other rows could not be fetched."""
     yield from rows[:after]
     raise FetchFailed
 
 
 @contextmanager
 def full(after: int) -> Iterator[list[Any]]:
-    """Fill the disk after some files; the yielded list records whether that happened."""
+    """Fill the disk after some files. The yielded list records whether that happened."""
     was_full, put, left = list[Any](), LocalStore.put, [after]
 
     def hindered(self: LocalStore, *given: Any) -> Any:
