@@ -13,7 +13,7 @@ DeltaSink(path='s3://lake/by_city', mode='upsert')
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from time import time
 from typing import Any, ClassVar, Final
@@ -210,12 +210,14 @@ class DeltaLakeTable(LakeTable):
         return convert_errors((import_deltalake().exceptions.DeltaError, OSError), to_ours)
 
     def _suggest_constraint_fix(self) -> str:
-        """List the names of the table's constraints, for the error about a row that violates a constraint."""
-        rules = self._load().metadata().configuration
-        found = [
+        """Name the table's constraints, as far as it can be read, for the error about a row that violates one."""
+        rules: Mapping[str, str] = {}
+        with suppress(import_deltalake().exceptions.DeltaError, OSError):
+            rules = self._load().metadata().configuration
+        found = ", ".join(
             f"{name.removeprefix(_CONSTRAINT)} ({rule})" for name, rule in rules.items() if name.startswith(_CONSTRAINT)
-        ]
-        return f"filter such rows out in the flow, or change the table's constraints: {', '.join(found)}"
+        )
+        return f"filter such rows out in the flow, or change the table's constraints{': ' * bool(found)}{found}"
 
 
 Files = Callable[[int], frozenset[str]]
