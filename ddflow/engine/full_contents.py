@@ -17,6 +17,7 @@ import pyarrow.types as pat
 
 from ddflow.columns.hashing import (
     NONE,
+    RowHasher,
     Secret,
     Words,
     compute_sortable_words,
@@ -117,33 +118,6 @@ class FullContents:
         self._ids = []
         return sort_by_identity(np.concatenate(highs), np.concatenate(lows), None, self.upsert.threads)
 
-    def refuse_duplicate_keys(self, by: SortedRows, rows: Iterable[Events], began: int) -> None:
-        """Raise `DuplicateKeys` if a key occurs in several rows. O(keys).
-
-        ``rows``: all rows, for the message. ``began``: the arrival number of the first row.
-        """
-        twice = np.flatnonzero(np.diff(by.starts) > 1)
-        if not twice.size:
-            return
-        wanted = {int(by.high[at]) for at in by.starts[twice[:NAMED]]}
-        keys: dict[int, Any] = {}
-        at: dict[int, list[int]] = {}
-        for events in rows:
-            high, _ = self.upsert.keys.identify_rows(events.rows)
-            for row in np.flatnonzero(np.isin(high, np.array(sorted(wanted), np.uint64))):
-                keys[int(high[row])] = row_values(events.rows.select(list(self.bound.spec.key)), int(row))
-                at.setdefault(int(high[row]), []).append(int(events.arrival[row]) - began)
-        one, other, *_ = sorted(next(iter(at.values())))
-        raise DuplicateKeys(
-            self.asked,
-            ErrorText(
-                f"{twice.size:,} keys have more than one row, first {list(keys.values())}",
-                Row(one, ": the first of them in "),
-                Row(other, ", and in "),
-            ),
-            "fix the contents so that each key has one row; nothing was ingested",
-        )
-
     def make_absent_key_deletions(self, by: SortedRows) -> Iterator[pa.RecordBatch]:
         """For each key to delete, make a row that has the columns of the input's events.
 
@@ -181,6 +155,35 @@ class FullContents:
         same = {name for name, column in columns.items() if column.type == self.bound.schema.field(name).type}
         every = [columns[f.name] if f.name in same else pa.nulls(n, f.type) for f in self.bound.schema]
         return self.bound.add_event_columns(pa.RecordBatch.from_arrays(every, schema=self.bound.schema), [])
+
+
+def refuse_duplicate_keys(asked: str, keys: RowHasher, by: SortedRows, rows: Iterable[Events], began: int = 0) -> None:
+    """Raise `DuplicateKeys` if a key occurs in several rows. O(keys).
+
+    ``keys``: the hasher of the keys. ``by``: the sorted identities of all rows. ``rows``: all rows, for the message.
+    ``began``: the arrival number of the first row.
+    """
+    twice = np.flatnonzero(np.diff(by.starts) > 1)
+    if not twice.size:
+        return
+    wanted = {int(by.high[at]) for at in by.starts[twice[:NAMED]]}
+    named: dict[int, Any] = {}
+    at: dict[int, list[int]] = {}
+    for events in rows:
+        high, _ = keys.identify_rows(events.rows)
+        for row in np.flatnonzero(np.isin(high, np.array(sorted(wanted), np.uint64))):
+            named[int(high[row])] = row_values(events.rows.select(keys.names), int(row))
+            at.setdefault(int(high[row]), []).append(int(events.arrival[row]) - began)
+    one, other, *_ = sorted(next(iter(at.values())))
+    raise DuplicateKeys(
+        asked,
+        ErrorText(
+            f"{twice.size:,} keys have more than one row, first {list(named.values())}",
+            Row(one, ": the first of them in "),
+            Row(other, ", and in "),
+        ),
+        "fix the contents so that each key has one row; nothing was ingested",
+    )
 
 
 def list_order_columns(spec: Spec | Differences) -> list[str]:

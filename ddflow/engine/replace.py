@@ -34,7 +34,7 @@ from ddflow.dataflow.result import Step
 from ddflow.engine.calls import EngineCalls, warn_of_unseen_columns
 from ddflow.engine.commits import CallRequest
 from ddflow.engine.evolve import convert_dataflow
-from ddflow.engine.full_contents import FullContents
+from ddflow.engine.full_contents import FullContents, refuse_duplicate_keys
 from ddflow.errors import (
     DdflowError,
     EmptyContents,
@@ -274,7 +274,7 @@ def _enqueue_deletions(
     """
     by, total = contents.sort_identities(), 0
     if once:
-        contents.refuse_duplicate_keys(by, inflow.event_chunks, arrival - inflow.rows)
+        refuse_duplicate_keys(contents.asked, contents.upsert.keys, by, inflow.event_chunks, arrival - inflow.rows)
     for events in contents.make_absent_key_deletions(by):
         n = events.num_rows
         times = np.full(n, time)

@@ -25,9 +25,29 @@ import pyarrow.types as pat
 
 from ddflow.columns.casts import cast_exactly, suggest_type
 from ddflow.columns.declared import to_arrow_schema
-from ddflow.columns.hashing import Ints, Secret, compute_identities, compute_value_hashes
-from ddflow.columns.names import DIFF, RESERVED, did_you_mean, parse_column_names
-from ddflow.columns.schema import cast_losslessly, decode_array, is_text, normalize_type, to_array
+from ddflow.columns.hashing import (
+    NONE,
+    Ints,
+    RowHasher,
+    Secret,
+    Words,
+    compute_value_hashes,
+    has_two_word_identities,
+)
+from ddflow.columns.names import did_you_mean, parse_column_names
+from ddflow.columns.schema import (
+    INTERVAL,
+    cast_losslessly,
+    check_values,
+    column_arrays,
+    decode_array,
+    is_text,
+    normalize_intervals,
+    normalize_type,
+    to_array,
+    to_batch,
+)
+from ddflow.columns.sorting import sort_by_identity
 from ddflow.connectors.error_location import is_path
 from ddflow.connectors.files import AS_USUAL as FILES_AS_USUAL, FileOptions, open_files
 from ddflow.connectors.files.file_path import FilePath, build_dialect
@@ -35,11 +55,15 @@ from ddflow.connectors.files.kinds import CSV, TSV, Dialect, is_text_kind
 from ddflow.connectors.files.places import STDIN, FileLocation, list_file_locations
 from ddflow.connectors.files.spelling import UnparsableValue, parse_texts_strictly
 from ddflow.connectors.to_arrow import build_files_reader, to_table
-from ddflow.engine.engine import Flow
+from ddflow.dataflow.admission import InputValidator
+from ddflow.engine.full_contents import SECRET, refuse_duplicate_keys
 from ddflow.errors import DdflowError, DuplicateKeys, ErrorText, NullKey, Option, SchemaMismatch, SpecError
 from ddflow.errors.base import replace_error_texts, set_error_row_names
+from ddflow.kernels.gather import SLOT, SLOTS
 from ddflow.metrics import Look
+from ddflow.plan.inputs.bind import BoundUpserts, bind_upserts
 from ddflow.plan.inputs.spec import Upsert
+from ddflow.trace.index import Index, IndexWrite
 
 
 class ComparisonSide(NamedTuple):
@@ -122,6 +146,8 @@ KINDS: Final = ("removed", "added", "changed")
 SIDES: Final = ("before", "after")
 SUFFIXES: Final = tuple(f"_{side}" for side in SIDES)
 _ROWS: Final = "rows"
+ROWS: Final = 1 << 16
+"""The number of rows to hash at a time."""
 NullKeys = Literal["error", "drop", "keep"]
 
 
@@ -377,79 +403,137 @@ def _replace_null_type(kind: pa.DataType) -> pa.DataType:
 
 
 def _compare_rows(both: list[pa.Table], schema: pa.Schema, spec: Upsert, given: Sequence[ComparisonSide]) -> pa.Table:
-    flow, keys = Flow(), tuple(spec.key)
-    own = [_avoid_reserved_name(name, schema.names) for name in schema.names]  # an input refuses reserved names
-    inner = pa.schema([field.with_name(name) for field, name in zip(schema, own, strict=True)])
-    spec = replace(spec, key=[_avoid_reserved_name(name, schema.names) for name in keys])
-    flow.output(_ROWS, flow.upserts(_ROWS, inner, spec))
-
-    def restore_names(text: ErrorText) -> ErrorText:
-        for name, within in zip(schema.names, own, strict=True):
-            text = ErrorText(
-                *(each.replace(repr(within), repr(name)) if isinstance(each, str) else each for each in text.parts)
-            )
-        return text
-
-    with flow.open() as engine:
-        for table, side, of in zip(both, SIDES, given, strict=True):
-            for lacking in [field for field in schema if field.name not in table.column_names]:
-                table = table.append_column(lacking, pa.nulls(table.num_rows, lacking.type))
-            table = table.select(schema.names).rename_columns(own)
-            try:
-                updates = engine.replace(_ROWS, table, allow_empty=True)[_ROWS]
-            except (DuplicateKeys, NullKey) as error:
-                more = "each row needs a different key: name more columns in the key, or fix the rows"
-                remedy = restore_names(error.fix) if isinstance(error, NullKey) else more
-                replace_error_texts(error, f"compare: the rows {side}", restore_names(error.found), remedy)
-                raise of.add_file_location(error) from None
-        secret = engine.dataflow.secret
-    sides = [updates.filter(pc.equal(updates.column(DIFF), diff)).select(own) for diff in (-1, 1)]
-    sides = [side.rename_columns(schema.names) for side in sides]
-    at = _pair_rows([side.select(list(keys)) for side in sides], secret)
+    bound, keys = bind_upserts(_ROWS, schema, spec), list(spec.key)
+    sides = [_conform(table, schema, f"the rows {side}") for table, side in zip(both, SIDES, strict=True)]
+    matcher = _RowMatcher(bound, Secret.fresh(), sides[0].num_rows)
+    for table, side, of, add in zip(sides, SIDES, given, (matcher.add_before, matcher.add_after), strict=True):
+        lacking = spec.null_key == "error" and any(table.column(name).null_count for name in keys)
+        if lacking or not add(table):
+            _refuse_keys(table, bound, side, of)
+    at = matcher.pair_differences()
     there = at >= 0
-    together, rows = pa.concat_tables(sides), np.where(there[0], at[0], at[1] + sides[0].num_rows)
-    columns: dict[str, Any] = {name: together.column(name).take(pa.array(rows)) for name in keys}
+    rows = [_gather_rows(side, numbers) for side, numbers in zip(sides, at, strict=True)]
+    found = pa.concat_tables(rows).combine_chunks().take(pa.array(np.arange(at.shape[1]) + at.shape[1] * ~there[0]))
+    columns: dict[str, Any] = {name: found.column(name) for name in keys}
+    columns[CHANGE] = pa.array(KINDS, pa.string()).take(pa.array(np.where(there.all(axis=0), 2, there[1])))
     values = [name for name in schema.names if name not in keys]
-    kind = np.where(there.all(axis=0), 2, there[1])
-    columns[CHANGE] = pa.array([KINDS[i] for i in kind.tolist()], pa.string())
-    columns[CHANGED] = _list_changed_columns(sides, values, at, secret)
+    columns[CHANGED] = _list_changed_columns(rows, values, there.all(axis=0), matcher.secret)
     for name in values:
-        for i, suffix in enumerate(SUFFIXES):
-            columns[name + suffix] = sides[i].column(name).take(pa.array(at[i], mask=~there[i]))
-    return _sort_rows(pa.table(columns), keys)
+        columns |= {name + suffix: side.column(name) for side, suffix in zip(rows, SUFFIXES, strict=True)}
+    return _sort_rows(pa.table(columns), tuple(keys))
 
 
-def _avoid_reserved_name(name: str, names: Sequence[str]) -> str:
-    """Return the name that a column has during the comparison.
+def _conform(table: pa.Table, schema: pa.Schema, what: str) -> pa.Table:
+    """Convert a table to the columns of a schema. Copy only columns of other types. Raises `SchemaMismatch`."""
+    check_values(table, what)
+    columns = []
+    for field in schema:
+        column: Any = (
+            table.column(field.name) if field.name in table.column_names else pa.nulls(table.num_rows, field.type)
+        )
+        if column.type != field.type:
+            column = cast_losslessly(column, field, what)
+        columns.append(normalize_intervals(to_array(column)) if field.type == INTERVAL else column)
+    return pa.table(columns, schema=schema)
 
-    A reserved name gets blanks at its end until it is unique.
+
+def _refuse_keys(table: pa.Table, bound: BoundUpserts, side: str, of: ComparisonSide) -> None:
+    """Raise the error for null keys or for duplicate keys, with the first rows that have them. O(rows)."""
+    asked = f"compare: the rows {side}"
+    try:
+        events, _ = InputValidator(bound).validate_rows(table, 0, time=0)
+        hasher = RowHasher(bound.key_schema, SECRET)
+        refuse_duplicate_keys(asked, hasher, sort_by_identity(*hasher.identify_rows(events.rows)), [events])
+    except (DuplicateKeys, NullKey) as error:
+        more = "each row needs a different key: name more columns in the key, or fix the rows"
+        replace_error_texts(error, asked, error.found, error.fix if isinstance(error, NullKey) else more)
+        raise of.add_file_location(error) from None
+
+
+class _RowMatcher:
+    """Match the rows of two tables by key, and find the rows that differ.
+
+    An index in memory maps the identity of each key before to its row and to a hash of its values.
+
+    ``before``: the number of rows before.
     """
-    own = name if name not in RESERVED else f"{name} "
-    while own != name and own in names:
-        own += " "
-    return own
+
+    def __init__(self, bound: BoundUpserts, secret: Secret, before: int) -> None:
+        self.bound, self.secret = bound, secret
+        self.values = pa.schema([field for field in bound.schema if field.name not in bound.spec.key])
+        self.index = Index(has_two_word_identities(bound.key_schema), words=0)
+        self.index.reserve_entries(before)
+        self.settled = np.zeros(before, np.bool_)
+        """Marks the rows before that a row after has matched, and the rows before without a key."""
+        self.pairs = [np.empty((2, 0), np.int64)]
+        """The row numbers of each difference before and after, or -1 for a missing row."""
+
+    def add_before(self, table: pa.Table) -> bool:
+        """Add the rows before. Return False if a key has several rows. O(rows) expected."""
+        for slot, (keyless, high, low, value) in enumerate(self._hash_batches(table)):
+            n = high.size
+            self.settled[slot * ROWS : slot * ROWS + n] = keyless
+            last = np.where(keyless, -1, np.arange(n))
+            columns = high, low, value, np.ones(n, np.uint8), np.empty((n, 0), np.int64)
+            self.index.write(IndexWrite(np.full(n, -1), self.index.built, last, *columns, slot))
+        return len(self.index) == np.count_nonzero(~self.settled)
+
+    def add_after(self, table: pa.Table) -> bool:
+        """Compare the rows after with the rows before. Return False if a key has several rows. O(rows) expected."""
+        known, added = np.count_nonzero(self.settled), [(NONE, NONE)]
+        for slot, (keyless, high, low, value) in enumerate(self._hash_batches(table)):
+            prior = self.index.look_up_keys(high, low, np.arange(high.size, dtype=np.int32))
+            there = (prior.reference != 0) & ~keyless
+            known += np.count_nonzero(there)
+            rows = (prior.reference >> SLOT & SLOTS) * ROWS + (prior.reference & (1 << SLOT) - 1)
+            self.settled[rows[there]] = True
+            new = ~there & ~keyless
+            added.append((high[new], low[new] if low.size else low))
+            differ = np.flatnonzero(new | there & (prior.value != value))
+            self.pairs.append(np.stack([np.where(there, rows, -1)[differ], slot * ROWS + differ]))
+        highs, lows = map(np.concatenate, zip(*added, strict=True))
+        once = sort_by_identity(highs, lows).starts.size == highs.size + 1
+        return once and known == np.count_nonzero(self.settled)
+
+    def pair_differences(self) -> Ints:
+        """Return the row numbers of each difference, before and after, as int64[2, n]. O(rows)."""
+        removed = np.flatnonzero(~self.settled)
+        return np.concatenate([np.stack([removed, np.full(removed.size, -1)]), *self.pairs], axis=1)
+
+    def _hash_batches(self, table: pa.Table) -> Iterator[tuple[Any, Words, Words, Words]]:
+        """Yield the marks of rows without a key, the identities of keys, and the hashes of values, batch by batch."""
+        keys, values = RowHasher(self.bound.key_schema, self.secret), RowHasher(self.values, self.secret)
+        for begin in range(0, table.num_rows, ROWS):
+            batch = to_batch(table.slice(begin, ROWS))
+            keyless = np.zeros(batch.num_rows, np.bool_)
+            if self.bound.spec.null_key == "drop":
+                keyless = self.bound.mark_events_without_key(batch) != 0
+            hashes = values.compute_value_hashes(column_arrays(batch, self.values.names), batch.num_rows)
+            yield keyless, *keys.identify_rows(batch), hashes
 
 
-def _pair_rows(keys: list[pa.Table], secret: Secret) -> Ints:
-    """Pair the rows of each key, before and after.  Returns int64[2, n], with -1 for a missing row."""
-    found = [compute_identities(side, secret, side.num_rows) for side in keys]
-    high = np.concatenate([high for high, _ in found])
-    low = np.concatenate([low if low.size else np.zeros_like(high) for high, low in found])
-    order, n = np.lexsort((low, high)), keys[0].num_rows
-    new = np.ones(order.size, bool)
-    new[1:] = (np.diff(high[order]) != 0) | (np.diff(low[order]) != 0)
-    at = np.full((2, int(new.sum())), -1)
-    at[(order >= n).astype(np.int64), np.cumsum(new) - 1] = np.where(order >= n, order - n, order)
-    return at
+def _gather_rows(table: pa.Table, rows: Ints) -> pa.Table:
+    """Gather rows by number. A number of -1 gives a row of nulls. O(table's batches + rows log rows)."""
+    there = np.flatnonzero(rows >= 0)
+    order = there[np.argsort(rows[there])]
+    ascending, place = rows[order], np.zeros(rows.size, np.int64)
+    place[order] = np.arange(order.size)
+    parts = [table.slice(0, 0)]
+    for begin in (np.unique(ascending // ROWS) * ROWS).tolist():
+        first, end = np.searchsorted(ascending, (begin, begin + ROWS))
+        batch = to_batch(table.slice(begin, ROWS)).take(pa.array(ascending[first:end] - begin))
+        parts.append(pa.Table.from_batches([batch], table.schema))
+    return pa.table([to_array(column) for column in pa.concat_tables(parts).columns], schema=table.schema).take(
+        pa.array(place, mask=rows < 0)
+    )
 
 
-def _list_changed_columns(sides: list[pa.Table], values: list[str], at: Ints, secret: Secret) -> pa.Array:
+def _list_changed_columns(sides: list[pa.Table], values: list[str], both: Any, secret: Secret) -> pa.Array:
     """List the changed columns of each key. The result is null if only one side has the key."""
-    both = (at >= 0).all(axis=0)
-    differ = np.zeros((at.shape[1], len(values)), bool)
+    differ = np.zeros((both.size, len(values)), np.bool_)
     for i, name in enumerate(values):
         before, after = (compute_value_hashes(side.select([name]), secret) for side in sides)
-        differ[both, i] = before[at[0, both]] != after[at[1, both]]
+        differ[:, i] = (before != after) & both
     ends = np.concatenate([[0], np.cumsum(differ.sum(axis=1))])
     names = pa.array(values, pa.string()).take(pa.array(np.nonzero(differ)[1]))
     return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), names, mask=pa.array(~both))
