@@ -32,7 +32,6 @@ from ddflow.columns.hashing import (
     Secret,
     Words,
     compute_value_hashes,
-    has_two_word_identities,
 )
 from ddflow.columns.names import did_you_mean, parse_column_names
 from ddflow.columns.schema import (
@@ -57,7 +56,16 @@ from ddflow.connectors.files.spelling import UnparsableValue, parse_texts_strict
 from ddflow.connectors.to_arrow import build_files_reader, to_table
 from ddflow.dataflow.admission import InputValidator
 from ddflow.engine.full_contents import SECRET, refuse_duplicate_keys
-from ddflow.errors import DdflowError, DuplicateKeys, ErrorText, NullKey, Option, SchemaMismatch, SpecError
+from ddflow.errors import (
+    DdflowError,
+    DuplicateKeys,
+    ErrorText,
+    NullKey,
+    Option,
+    SchemaMismatch,
+    SpecError,
+    UnreadableInput,
+)
 from ddflow.errors.base import replace_error_texts, set_error_row_names
 from ddflow.kernels.gather import SLOT, SLOTS
 from ddflow.metrics import Look
@@ -145,7 +153,6 @@ CHANGED: Final = "_changed"
 KINDS: Final = ("removed", "added", "changed")
 SIDES: Final = ("before", "after")
 SUFFIXES: Final = tuple(f"_{side}" for side in SIDES)
-_ROWS: Final = "rows"
 ROWS: Final = 1 << 16
 """The number of rows to hash at a time."""
 NullKeys = Literal["error", "drop", "keep"]
@@ -254,59 +261,81 @@ def compare_tables(
     since its last call.
     """
     keys, left_out = parse_column_names(key, "compare", "key"), parse_column_names(ignore, "compare", "ignore")
-    rows, doubts = zip((before, after), SIDES, strict=True), dict[str, None]()
-    for given in (before, after):
-        if isinstance(given, str | os.PathLike):
-            _list_files(given, how)  # reports a missing file before the other side is read
-    both = [_read_rows(given, types or {}, how, f"the rows {side}", look, doubts) for given, side in rows]
+    given, doubts = (before, after), dict[str, None]()
+    for each in given:
+        if isinstance(each, str | os.PathLike):
+            _list_files(each, how)  # reports a missing file before the other side is read
+    first = _read_all(*_open_rows(before, types or {}, how, "the rows before", look, doubts))
+    kinds, tables = _open_rows(after, types or {}, how, "the rows after", look, doubts)
+    streams = _is_file(after) and all(first.schema.field(f.name) == f for f in kinds if f.name in first.column_names)
+    both = [first, kinds.empty_table() if streams else _read_all(kinds, tables)]
     there = [name for table in both for name in table.column_names]
     _check_columns_exist(left_out, "ignore", there)
     _check_columns_exist(types or (), "types", there)
     both = [table.drop_columns([name for name in table.column_names if name in left_out]) for table in both]
     for table, side in zip(both, SIDES, strict=True):
         _check_columns_exist(keys, f"key (in the rows {side})", table.column_names)
-    sides = [ComparisonSide(*each) for each in zip((before, after), (how, how), both, strict=True)]
-    both = _reread_text_columns(both, (before, after), how)
+    sides = [ComparisonSide(*each) for each in zip(given, (how, how), both, strict=True)]
+    both = both if streams else _reread_text_columns(both, given, how)
     schema = _combine_columns(both, keys)
     lacking = [(n, i) for n in schema.names for i, table in enumerate(both) if n not in table.column_names]
     notes = tuple(
         f"compare: {name!r} is only in the rows {SIDES[1 - i]}, so it is null {SIDES[i]}" for name, i in lacking
     )
     notes += make_text_column_notes(schema, sides)
-    return Comparison(
-        _compare_rows(both, schema, Upsert(key=keys, null_key=null_key), sides),
-        notes,
-        (both[0].num_rows, both[1].num_rows),
-        tuple(doubts),
-    )
+    bound = bind_upserts("rows", schema, Upsert(key=keys, null_key=null_key))
+    matcher = _RowMatcher(bound, _conform(both[0], schema, "the rows before"))
+    if not matcher.has_unique_keys:
+        _refuse_keys(both[0], bound, 0, sides[0])
+    matcher.compare(_conform(table, schema, "the rows after") for table in (tables if streams else [both[1]]))
+    if not matcher.has_unique_keys:
+        again = _read_all(*_open_rows(after, types or {}, how, "the rows after")) if streams else both[1]
+        _refuse_keys(_conform(again, schema, "the rows after"), bound, 1, sides[1])
+    return Comparison(matcher.build_table(), notes, (both[0].num_rows, matcher.count), tuple(doubts))
 
 
-def _read_rows(
+def _open_rows(
     given: Any,
     types: Mapping[str, Any],
     how: FileOptions,
     what: str,
     look: Look = lambda rows: None,
     doubts: dict[str, None] | None = None,
-) -> pa.Table:
-    """Read rows, and normalise their types. ``doubts`` collects notes about doubtful files, each note once."""
+) -> tuple[pa.Schema, Iterable[pa.Table]]:
+    """Open rows, and return their normal types and their tables, which are read one after the other.
+
+    ``doubts`` collects notes about doubtful files, each note once.
+    """
+    tables: Iterable[pa.Table]
     if isinstance(given, str | os.PathLike):
         files = open_files([os.fspath(given)], types=types, how=_build_file_options(given, how))
         if doubts is not None:
             doubts |= dict.fromkeys(files.doubts)
         rows = build_files_reader(files)
-        given = pa.RecordBatchReader.from_batches(rows.schema, _report_rows_read(rows, look))
-    table = to_table(given, what, pa.schema(types))
-    names = table.column_names
+        schema, tables = rows.schema, (pa.Table.from_batches([batch]) for batch in _report_rows_read(rows, look))
+    else:
+        table = to_table(given, what, pa.schema(types))
+        schema, tables = table.schema, [table]
+    names = schema.names
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise SchemaMismatch(what, f"the columns {twice} occur more than once", "use a different name for each column")
-    columns: dict[str, Any] = {
-        name: cast_losslessly(column, pa.field(name, types[name]), what)
-        if name in types
-        else pa.chunked_array([decode_array(chunk) for chunk in column.chunks], normalize_type(column.type))
-        for name, column in zip(names, table.columns, strict=True)
-    }
-    return pa.table(columns)
+    normal = pa.schema([(field.name, types.get(field.name, normalize_type(field.type))) for field in schema])
+    return normal, (_normalize(table, normal, types, what) for table in tables)
+
+
+def _normalize(table: pa.Table, schema: pa.Schema, types: Mapping[str, Any], what: str) -> pa.Table:
+    """Convert the columns of a table to their normal types, or to the types that the caller declares."""
+    columns: list[Any] = [
+        cast_losslessly(column, field, what)
+        if field.name in types
+        else pa.chunked_array([decode_array(chunk) for chunk in column.chunks], field.type)
+        for field, column in zip(schema, table.columns, strict=True)
+    ]
+    return pa.table(columns, schema=schema)
+
+
+def _read_all(schema: pa.Schema, tables: Iterable[pa.Table]) -> pa.Table:
+    return pa.concat_tables(tables) if (tables := list(tables)) else schema.empty_table()
 
 
 def _build_file_options(given: Any, how: FileOptions) -> FileOptions:
@@ -344,14 +373,18 @@ def _reread_text_columns(both: list[pa.Table], given: tuple[Any, Any], how: File
     for i, text in enumerate(texts):
         if text:
             kinds = {name: pa.string() if all(texts) else both[1 - i].column(name).type for name in odd}
-            out[i] = _read_rows(given[i], kinds, how, f"the rows {SIDES[i]}").select(both[i].column_names)
+            out[i] = _read_all(*_open_rows(given[i], kinds, how, f"the rows {SIDES[i]}")).select(both[i].column_names)
     return out
 
 
 def _is_text_file(given: Any, how: FileOptions) -> bool:
     """Return whether rows come from text files, whose column types are only guessed."""
-    again = isinstance(given, str | os.PathLike) and given != STDIN  # stdin cannot be read again
-    return again and all(is_text_kind(each.kind.name) for each in _list_files(given, how))
+    return _is_file(given) and all(is_text_kind(each.kind.name) for each in _list_files(given, how))
+
+
+def _is_file(given: Any) -> bool:
+    """Return whether rows come from files, which can be read again, unlike stdin."""
+    return isinstance(given, str | os.PathLike) and given != STDIN
 
 
 def _find_common_type(columns: Sequence[pa.ChunkedArray]) -> pa.DataType | None:
@@ -402,114 +435,116 @@ def _replace_null_type(kind: pa.DataType) -> pa.DataType:
     return pa.struct([each.with_type(_replace_null_type(each.type)) for each in kind]) if pat.is_struct(kind) else kind
 
 
-def _compare_rows(both: list[pa.Table], schema: pa.Schema, spec: Upsert, given: Sequence[ComparisonSide]) -> pa.Table:
-    bound, keys = bind_upserts(_ROWS, schema, spec), list(spec.key)
-    sides = [_conform(table, schema, f"the rows {side}") for table, side in zip(both, SIDES, strict=True)]
-    matcher = _RowMatcher(bound, Secret.fresh(), sides[0].num_rows)
-    for table, side, of, add in zip(sides, SIDES, given, (matcher.add_before, matcher.add_after), strict=True):
-        lacking = spec.null_key == "error" and any(table.column(name).null_count for name in keys)
-        if lacking or not add(table):
-            _refuse_keys(table, bound, side, of)
-    at = matcher.pair_differences()
-    there = at >= 0
-    rows = [_gather_rows(side, numbers) for side, numbers in zip(sides, at, strict=True)]
-    found = pa.concat_tables(rows).combine_chunks().take(pa.array(np.arange(at.shape[1]) + at.shape[1] * ~there[0]))
-    columns: dict[str, Any] = {name: found.column(name) for name in keys}
-    columns[CHANGE] = pa.array(KINDS, pa.string()).take(pa.array(np.where(there.all(axis=0), 2, there[1])))
-    values = [name for name in schema.names if name not in keys]
-    columns[CHANGED] = _list_changed_columns(rows, values, there.all(axis=0), matcher.secret)
-    for name in values:
-        columns |= {name + suffix: side.column(name) for side, suffix in zip(rows, SUFFIXES, strict=True)}
-    return _sort_rows(pa.table(columns), tuple(keys))
-
-
 def _conform(table: pa.Table, schema: pa.Schema, what: str) -> pa.Table:
     """Convert a table to the columns of a schema. Copy only columns of other types. Raises `SchemaMismatch`."""
     check_values(table, what)
-    columns = []
+    columns = list[Any]()
     for field in schema:
-        column: Any = (
-            table.column(field.name) if field.name in table.column_names else pa.nulls(table.num_rows, field.type)
-        )
+        there = field.name in table.column_names
+        column: Any = table.column(field.name) if there else pa.nulls(table.num_rows, field.type)
         if column.type != field.type:
             column = cast_losslessly(column, field, what)
-        columns.append(normalize_intervals(to_array(column)) if field.type == INTERVAL else column)
+        columns.append(normalize_intervals(to_array(column)) if there and field.type == INTERVAL else column)
     return pa.table(columns, schema=schema)
 
 
-def _refuse_keys(table: pa.Table, bound: BoundUpserts, side: str, of: ComparisonSide) -> None:
+def _refuse_keys(table: pa.Table, bound: BoundUpserts, side: int, given: ComparisonSide) -> None:
     """Raise the error for null keys or for duplicate keys, with the first rows that have them. O(rows)."""
-    asked = f"compare: the rows {side}"
+    asked, keys = f"compare: the rows {SIDES[side]}", RowHasher(bound.key_schema, SECRET)
     try:
         events, _ = InputValidator(bound).validate_rows(table, 0, time=0)
-        hasher = RowHasher(bound.key_schema, SECRET)
-        refuse_duplicate_keys(asked, hasher, sort_by_identity(*hasher.identify_rows(events.rows)), [events])
+        refuse_duplicate_keys(asked, keys, sort_by_identity(*keys.identify_rows(events.rows)), [events])
     except (DuplicateKeys, NullKey) as error:
         more = "each row needs a different key: name more columns in the key, or fix the rows"
         replace_error_texts(error, asked, error.found, error.fix if isinstance(error, NullKey) else more)
-        raise of.add_file_location(error) from None
+        raise given.add_file_location(error) from None
+    raise UnreadableInput(asked, "the rows changed while ddflow read them", "compare them again")
 
 
 class _RowMatcher:
-    """Match the rows of two tables by key, and find the rows that differ.
+    """Match rows by key, and find the rows that differ.
 
     An index in memory maps the identity of each key before to its row and to a hash of its values.
 
-    ``before``: the number of rows before.
+    ``before``: the rows before.
     """
 
-    def __init__(self, bound: BoundUpserts, secret: Secret, before: int) -> None:
-        self.bound, self.secret = bound, secret
-        self.values = pa.schema([field for field in bound.schema if field.name not in bound.spec.key])
-        self.index = Index(has_two_word_identities(bound.key_schema), words=0)
-        self.index.reserve_entries(before)
-        self.settled = np.zeros(before, np.bool_)
-        """Marks the rows before that a row after has matched, and the rows before without a key."""
-        self.pairs = [np.empty((2, 0), np.int64)]
-        """The row numbers of each difference before and after, or -1 for a missing row."""
-
-    def add_before(self, table: pa.Table) -> bool:
-        """Add the rows before. Return False if a key has several rows. O(rows) expected."""
-        for slot, (keyless, high, low, value) in enumerate(self._hash_batches(table)):
+    def __init__(self, bound: BoundUpserts, before: pa.Table) -> None:
+        self.bound, self.before, self.secret, self.count = bound, before, Secret.fresh(), 0
+        self.values = [name for name in bound.schema.names if name not in bound.spec.key]
+        self.hashers = [
+            RowHasher(schema, self.secret)
+            for schema in (bound.key_schema, pa.schema([bound.schema.field(name) for name in self.values]))
+        ]
+        self.settled = np.zeros(before.num_rows, np.bool_)
+        """Marks the rows before that have no key or that a row after has matched."""
+        self.index = Index(self.hashers[0].wide, words=0)
+        self.index.reserve_entries(before.num_rows)
+        self.has_unique_keys = True
+        """Whether each row so far has a key, or may lack it, and no other row of its side has the same key."""
+        for slot, (_, keyless, high, low, value) in enumerate(self._hash_batches([before])):
             n = high.size
             self.settled[slot * ROWS : slot * ROWS + n] = keyless
-            last = np.where(keyless, -1, np.arange(n))
-            columns = high, low, value, np.ones(n, np.uint8), np.empty((n, 0), np.int64)
-            self.index.write(IndexWrite(np.full(n, -1), self.index.built, last, *columns, slot))
-        return len(self.index) == np.count_nonzero(~self.settled)
+            last, rows = np.where(keyless, -1, np.arange(n)), (np.ones(n, np.uint8), np.empty((n, 0), np.int64))
+            self.index.write(IndexWrite(np.full(n, -1), self.index.built, last, high, low, value, *rows, slot))
+        self.has_unique_keys &= len(self.index) == np.count_nonzero(~self.settled)
+        self.differing, self.rows = [self.before.slice(0, 0)], list[Ints]()
+        """The rows after that differ or are added, and for each of these rows the row before, or -1."""
 
-    def add_after(self, table: pa.Table) -> bool:
-        """Compare the rows after with the rows before. Return False if a key has several rows. O(rows) expected."""
+    def compare(self, tables: Iterable[pa.Table]) -> None:
+        """Compare the rows after with the rows before. O(rows) expected."""
         known, added = np.count_nonzero(self.settled), [(NONE, NONE)]
-        for slot, (keyless, high, low, value) in enumerate(self._hash_batches(table)):
+        for batch, keyless, high, low, value in self._hash_batches(tables):
+            self.count += high.size
             prior = self.index.look_up_keys(high, low, np.arange(high.size, dtype=np.int32))
-            there = (prior.reference != 0) & ~keyless
+            there, new = (prior.reference != 0) & ~keyless, (prior.reference == 0) & ~keyless
+            rows = (prior.reference >> SLOT & SLOTS) * ROWS + (prior.reference & ROWS - 1)
+            rows[new] = -1
             known += np.count_nonzero(there)
-            rows = (prior.reference >> SLOT & SLOTS) * ROWS + (prior.reference & (1 << SLOT) - 1)
             self.settled[rows[there]] = True
-            new = ~there & ~keyless
             added.append((high[new], low[new] if low.size else low))
             differ = np.flatnonzero(new | there & (prior.value != value))
-            self.pairs.append(np.stack([np.where(there, rows, -1)[differ], slot * ROWS + differ]))
+            self.differing.append(pa.Table.from_batches([batch.take(pa.array(differ))], self.before.schema))
+            self.rows.append(rows[differ])
         highs, lows = map(np.concatenate, zip(*added, strict=True))
-        once = sort_by_identity(highs, lows).starts.size == highs.size + 1
-        return once and known == np.count_nonzero(self.settled)
+        self.has_unique_keys &= known == np.count_nonzero(self.settled)
+        self.has_unique_keys &= sort_by_identity(highs, lows).starts.size == highs.size + 1
 
-    def pair_differences(self) -> Ints:
-        """Return the row numbers of each difference, before and after, as int64[2, n]. O(rows)."""
+    def _hash_batches(self, tables: Iterable[pa.Table]) -> Iterator[tuple[pa.RecordBatch, Any, Words, Words, Words]]:
+        """Yield rows in batches, the marks of rows without a key, the identities of keys, and the hashes of values."""
+        keys, values = self.hashers
+        for table in tables:
+            for begin in range(0, table.num_rows, ROWS):
+                batch = to_batch(table.slice(begin, ROWS))
+                keyless = np.zeros(batch.num_rows, np.bool_)
+                if self.bound.spec.null_key != "keep":
+                    keyless = self.bound.mark_events_without_key(batch) != 0
+                    self.has_unique_keys &= self.bound.spec.null_key == "drop" or not keyless.any()
+                hashes = values.compute_value_hashes(column_arrays(batch, self.values), batch.num_rows)
+                yield batch, keyless, *keys.identify_rows(batch), hashes
+
+    def build_table(self) -> pa.Table:
+        """Build the table of differences. O(differences log differences)."""
         removed = np.flatnonzero(~self.settled)
-        return np.concatenate([np.stack([removed, np.full(removed.size, -1)]), *self.pairs], axis=1)
+        at = np.concatenate([*self.rows, removed])
+        after = np.arange(at.size) < at.size - removed.size
+        there = np.stack([at >= 0, after])
+        rows = [_gather_rows(self.before, at), _join_chunks(pa.concat_tables(self.differing))]
+        rows[1] = rows[1].take(pa.array(np.arange(at.size), mask=~after))
+        keys = [to_array(pa.concat_tables(rows).column(name)) for name in self.bound.spec.key]
+        from_side = pa.array(np.where(there[0], 0, at.size) + np.arange(at.size))
+        columns: dict[str, Any] = {
+            name: column.take(from_side) for name, column in zip(self.bound.spec.key, keys, strict=True)
+        }
+        columns[CHANGE] = pa.array(KINDS, pa.string()).take(pa.array(np.where(there.all(axis=0), 2, there[1])))
+        columns[CHANGED] = _list_changed_columns(rows, self.values, there.all(axis=0), self.secret)
+        for name in self.values:
+            columns |= {name + suffix: side.column(name) for side, suffix in zip(rows, SUFFIXES, strict=True)}
+        return _sort_rows(pa.table(columns), tuple(self.bound.spec.key))
 
-    def _hash_batches(self, table: pa.Table) -> Iterator[tuple[Any, Words, Words, Words]]:
-        """Yield the marks of rows without a key, the identities of keys, and the hashes of values, batch by batch."""
-        keys, values = RowHasher(self.bound.key_schema, self.secret), RowHasher(self.values, self.secret)
-        for begin in range(0, table.num_rows, ROWS):
-            batch = to_batch(table.slice(begin, ROWS))
-            keyless = np.zeros(batch.num_rows, np.bool_)
-            if self.bound.spec.null_key == "drop":
-                keyless = self.bound.mark_events_without_key(batch) != 0
-            hashes = values.compute_value_hashes(column_arrays(batch, self.values.names), batch.num_rows)
-            yield keyless, *keys.identify_rows(batch), hashes
+
+def _join_chunks(table: pa.Table) -> pa.Table:
+    return pa.Table.from_batches([to_batch(table)], table.schema)
 
 
 def _gather_rows(table: pa.Table, rows: Ints) -> pa.Table:
@@ -523,9 +558,7 @@ def _gather_rows(table: pa.Table, rows: Ints) -> pa.Table:
         first, end = np.searchsorted(ascending, (begin, begin + ROWS))
         batch = to_batch(table.slice(begin, ROWS)).take(pa.array(ascending[first:end] - begin))
         parts.append(pa.Table.from_batches([batch], table.schema))
-    return pa.table([to_array(column) for column in pa.concat_tables(parts).columns], schema=table.schema).take(
-        pa.array(place, mask=rows < 0)
-    )
+    return _join_chunks(pa.concat_tables(parts)).take(pa.array(place, mask=rows < 0))
 
 
 def _list_changed_columns(sides: list[pa.Table], values: list[str], both: Any, secret: Secret) -> pa.Array:
