@@ -320,7 +320,14 @@ def _open_rows(
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise SchemaMismatch(what, f"the columns {twice} occur more than once", "use a different name for each column")
     normal = pa.schema([(field.name, types.get(field.name, normalize_type(field.type))) for field in schema])
-    return normal, (_normalize(table, normal, types, what) for table in tables)
+    made = (_normalize(table, normal, types, what) for table in tables)
+    return normal, made if is_path(given) else (_check_table(table, what) for table in made)
+
+
+def _check_table(table: pa.Table, what: str) -> pa.Table:
+    """Check the values of rows that do not come from a file, whose reader checks them."""
+    check_values(table, what)
+    return table
 
 
 def _normalize(table: pa.Table, schema: pa.Schema, types: Mapping[str, Any], what: str) -> pa.Table:
@@ -437,7 +444,6 @@ def _replace_null_type(kind: pa.DataType) -> pa.DataType:
 
 def _conform(table: pa.Table, schema: pa.Schema, what: str) -> pa.Table:
     """Convert a table to the columns of a schema. Copy only columns of other types. Raises `SchemaMismatch`."""
-    check_values(table, what)
     columns = list[Any]()
     for field in schema:
         there = field.name in table.column_names
@@ -476,8 +482,8 @@ class _RowMatcher:
             RowHasher(schema, self.secret)
             for schema in (bound.key_schema, pa.schema([bound.schema.field(name) for name in self.values]))
         ]
-        self.settled = np.zeros(before.num_rows, np.bool_)
-        """Marks the rows before that have no key or that a row after has matched."""
+        self.settled = np.zeros(before.num_rows + 1, np.bool_)
+        """Marks the rows before that have no key or that a row after has matched, and one unused element."""
         self.index = Index(self.hashers[0].wide, words=0)
         self.index.reserve_entries(before.num_rows)
         self.has_unique_keys = True
@@ -487,27 +493,28 @@ class _RowMatcher:
             self.settled[slot * ROWS : slot * ROWS + n] = keyless
             last, rows = np.where(keyless, -1, np.arange(n)), (np.ones(n, np.uint8), np.empty((n, 0), np.int64))
             self.index.write(IndexWrite(np.full(n, -1), self.index.built, last, high, low, value, *rows, slot))
-        self.has_unique_keys &= len(self.index) == np.count_nonzero(~self.settled)
+        self.has_unique_keys &= len(self.index) == np.count_nonzero(~self.settled[:-1])
         self.differing, self.rows = [self.before.slice(0, 0)], list[Ints]()
         """The rows after that differ or are added, and for each of these rows the row before, or -1."""
 
     def compare(self, tables: Iterable[pa.Table]) -> None:
         """Compare the rows after with the rows before. O(rows) expected."""
-        known, added = np.count_nonzero(self.settled), [(NONE, NONE)]
+        known, added = np.count_nonzero(self.settled[:-1]), [(NONE, NONE)]
         for batch, keyless, high, low, value in self._hash_batches(tables):
             self.count += high.size
             prior = self.index.look_up_keys(high, low, np.arange(high.size, dtype=np.int32))
-            there, new = (prior.reference != 0) & ~keyless, (prior.reference == 0) & ~keyless
+            absent = prior.reference == 0
             rows = (prior.reference >> SLOT & SLOTS) * ROWS + (prior.reference & ROWS - 1)
-            rows[new] = -1
-            known += np.count_nonzero(there)
-            self.settled[rows[there]] = True
+            rows[absent | keyless] = -1
+            self.settled[rows] = True
+            known += np.count_nonzero(rows >= 0)
+            differ = np.flatnonzero((absent | (prior.value != value)) & ~keyless)
+            new = differ[absent[differ]]
             added.append((high[new], low[new] if low.size else low))
-            differ = np.flatnonzero(new | there & (prior.value != value))
             self.differing.append(pa.Table.from_batches([batch.take(pa.array(differ))], self.before.schema))
             self.rows.append(rows[differ])
         highs, lows = map(np.concatenate, zip(*added, strict=True))
-        self.has_unique_keys &= known == np.count_nonzero(self.settled)
+        self.has_unique_keys &= known == np.count_nonzero(self.settled[:-1])
         self.has_unique_keys &= sort_by_identity(highs, lows).starts.size == highs.size + 1
 
     def _hash_batches(self, tables: Iterable[pa.Table]) -> Iterator[tuple[pa.RecordBatch, Any, Words, Words, Words]]:
@@ -525,7 +532,7 @@ class _RowMatcher:
 
     def build_table(self) -> pa.Table:
         """Build the table of differences. O(differences log differences)."""
-        removed = np.flatnonzero(~self.settled)
+        removed = np.flatnonzero(~self.settled[:-1])
         at = np.concatenate([*self.rows, removed])
         after = np.arange(at.size) < at.size - removed.size
         there = np.stack([at >= 0, after])
