@@ -35,6 +35,7 @@ NAMES = [
     "semantics",
     "operators",
     "noops",
+    "tables",
     "tpch",
     "connectors",
     "large",

@@ -1,7 +1,7 @@
 """Compare two tables by key: find added, removed and changed rows, and the changed columns.
 
-Guarantees: memory use is bounded by the keys of the larger side. A duplicate key, a null key or a column of another
-type raises an error that names the side.
+Guarantees: memory holds the rows before, an index of their keys, and the differences. The rows after are streamed from
+files. A duplicate key, a null key or a column of another type raises an error that names the side.
 
 >>> before = {"id": [1, 2, 3], "city": ["Bern", "Basel", "Chur"], "n": [1, 2, 3]}
 >>> after = [{"id": 2, "city": "Basel", "n": 2}, {"id": 3, "city": "Zug", "n": 3}, {"id": 4, "city": "Bern", "n": 4}]

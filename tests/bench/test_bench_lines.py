@@ -85,6 +85,7 @@ SMALL = {
     "durable": ["--only", "keys=100000", "--set", "keys=5000", "epochs=3"],
     "receipts": ["--only", "partitions=10", "--set", "partitions=3", "epochs=2"],
     "noops": ["--set", "commits=3"],
+    "tables": ["--only", "key=int64", "--set", "n=1000"],
     "operators": ["--only", "line=count,revenue,index", "--quick", "--set", "rows=30000"],
 }
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 import warnings
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pandas as pd
 import polars as pl
@@ -20,8 +22,9 @@ from typer.testing import CliRunner, Result
 
 import ddflow as dd
 from ddflow.cli import app
-from ddflow.errors import DuplicateKeys, NullKey, SchemaMismatch, SpecError
+from ddflow.errors import DuplicateKeys, NullKey, SchemaMismatch, SpecError, UnreadableInput
 
+program = importlib.import_module("ddflow.tools.compare")
 BEFORE = {"id": [1, 2, 3], "city": ["Bern", "Basel", "Chur"], "amount": [1.5, 2.5, None]}
 AFTER = {"amount": [2.5, None, 7.0], "city": ["Basel", "Zug", "Bern"], "id": [2, 3, 4]}
 DIFFERENCES = [
@@ -51,8 +54,14 @@ VALUES = st.tuples(st.sampled_from([None, 0.0, -0.0, 1.5, math.nan]), st.sampled
 SIDE = st.dictionaries(KEYS, VALUES, max_size=6)
 
 
-@given(SIDE, SIDE)
-def test_it_is_what_two_dicts_give(before: dict[Any, Any], after: dict[Any, Any]) -> None:
+@pytest.mark.parametrize("rows", [2, 1 << 16])
+@given(before=SIDE, after=SIDE)
+def test_it_is_what_two_dicts_give(rows: int, before: dict[Any, Any], after: dict[Any, Any]) -> None:
+    with mock.patch.object(program, "ROWS", rows):
+        check_against_dicts(before, after)
+
+
+def check_against_dicts(before: dict[Any, Any], after: dict[Any, Any]) -> None:
     schema = pa.schema({"n": pa.float64(), "k": pa.int64(), "tags": pa.list_(pa.int64()), "name": pa.string()})
 
     def table(side: dict[Any, Any]) -> pa.Table:
@@ -72,6 +81,31 @@ def test_it_is_what_two_dicts_give(before: dict[Any, Any], after: dict[Any, Any]
     assert len(rows) == len(expected)
     keys = [row[:2] for row in rows]
     assert keys == sorted(keys, key=lambda key: (key[0] is not None, key[0] or 0, key[1] is not None, key[1] or ""))
+
+
+@pytest.mark.parametrize("rows", [2, 1 << 16])
+@given(data=st.data())
+def test_keys_are_refused_or_left_out_as_lists_say(rows: int, data: st.DataObject) -> None:
+    sides = [data.draw(st.lists(st.sampled_from([None, *range(6)]), max_size=6)) for _ in range(2)]
+    given = [
+        pa.table({"id": pa.array(side, pa.int64()), "n": pa.array(range(len(side)), pa.int64())}) for side in sides
+    ]
+    for null_key in ("error", "drop", "keep"):
+        kept = [[key for key in side if key is not None or null_key != "drop"] for side in sides]
+        nulls = [null_key == "error" and None in side for side in sides]
+        twice = [len(set(side)) < len(side) for side in kept]
+        with mock.patch.object(program, "ROWS", rows):
+            if any(nulls) or any(twice):
+                at = next(i for i in range(2) if nulls[i] or twice[i])
+                error, side = NullKey if nulls[at] else DuplicateKeys, ("before", "after")[at]
+                with pytest.raises(error, match=f"compare: the rows {side}: "):
+                    dd.compare(*given, key="id", null_key=null_key)
+                continue
+            found = dd.compare(*given, key="id", null_key=null_key)
+        places = [{key: row for row, key in enumerate(side) if key in kept[i]} for i, side in enumerate(sides)]
+        expected = {key: tuple(each.get(key) for each in places) for key in {*places[0], *places[1]}}
+        differ = {key: pair for key, pair in expected.items() if pair[0] != pair[1]}
+        assert {row["id"]: (row["n_before"], row["n_after"]) for row in found.to_pylist()} == differ
 
 
 def canonical(value: Any) -> str:
@@ -218,6 +252,33 @@ def test_a_key_that_is_null_is_refused_as_replace_does(files: Path) -> None:
     assert compare(*words, "--null-key", "keep").stdout == ""
     with raises(NullKey):
         dd.compare({"id": [1]}, {"id": pa.array([None], pa.int64())}, "id")
+
+
+def test_rows_of_files_are_refused_as_those_of_tables(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program, "ROWS", 2)
+    pq.write_table(pa.table({"id": [1, 2, 3, 4, 5], "n": [1, 2, 3, 4, 5]}), "before.parquet")
+    for name, ids in {"twice": [1, 2, 3, 4, 1], "new": [1, 9, 2, 8, 9], "null": [1, 2, 3, None, 5]}.items():
+        pq.write_table(pa.table({"id": ids, "n": [1, 2, 3, 4, 5]}), f"{name}.parquet")
+    for name, rows in {"twice": "in row 1, and in row 5", "new": "in row 2, and in row 5", "null": "in row 4"}.items():
+        for before, after, side in (("before", name, "after"), (name, "before", "before")):
+            said = compare(f"{before}.parquet", f"{after}.parquet", "-k", "id", code=1).stderr
+            assert f"compare: the rows {side}, {name}.parquet: " in said and rows in said
+    pq.write_table(pa.table({"id": [6, 5, 4, 2, 1], "n": [6, 5, 0, 2, 1], "tag": ["x"] * 5}), "after.parquet")
+    done = compare("before.parquet", "after.parquet", "-k", "id", "--ignore", "tag")
+    assert [(row["id"], row["_change"]) for row in map(json.loads, done.stdout.splitlines())] == [
+        (3, "removed"),
+        (4, "changed"),
+        (6, "added"),
+    ]
+    assert done.stderr == "1 added, 1 removed, 1 changed; 5 rows before, 5 after\n"
+    tables = [pq.read_table(f"{name}.parquet") for name in ("before", "after")]
+    with pytest.warns(UserWarning, match="'tag' is only in the rows after"):
+        from_files = dd.compare("before.parquet", "after.parquet", "id")
+    with pytest.warns(UserWarning, match="'tag' is only in the rows after"):
+        assert from_files == dd.compare(*tables, "id")
+    monkeypatch.setattr(program, "refuse_duplicate_keys", lambda *_: None)
+    with pytest.raises(UnreadableInput, match="the rows changed while ddflow read them"):
+        dd.compare("before.parquet", "twice.parquet", "id")
 
 
 def test_a_column_that_reads_as_numbers_in_one_file_only_is_text_in_both(files: Path) -> None:
