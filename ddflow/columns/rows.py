@@ -32,7 +32,7 @@ from ddflow.columns.layout import (
     buffer_address,
     to_arrow_arrays,
 )
-from ddflow.columns.schema import column_arrays
+from ddflow.columns.schema import column_arrays, to_batch
 from ddflow.columns.threads import ALONE
 from ddflow.errors import TooLarge
 from ddflow.kernels.gather import ROWS, SLOT, SLOTS, gather_bits, gather_columns, gather_offsets
@@ -406,3 +406,25 @@ class PairedRows:
     def select(self, names: Sequence[str]) -> pa.Table:
         """Build a table of the named columns."""
         return pa.table(self.gather_by_name(names), schema=pa.schema([self.schema.field(name) for name in names]))
+
+
+def take_rows(table: pa.Table, rows: Array, size: int = 1 << 16) -> pa.Table:
+    """Gather rows of a table by number. A number of -1 gives a row of nulls.
+
+    ``size``: the number of rows to gather from at a time, so that no column is joined to one array. O(table's batches
+    + rows log rows).
+
+    >>> take_rows(pa.table({"n": [5, 6, 7]}), np.array([2, -1, 0])).column("n").to_pylist()
+    [7, None, 5]
+    """
+    there = np.flatnonzero(rows >= 0)
+    order = there[np.argsort(rows[there])]
+    ascending, place = rows[order], np.zeros(rows.size, np.int64)
+    place[order] = np.arange(order.size)
+    parts = [table.slice(0, 0)]
+    for begin in (np.unique(ascending // size) * size).tolist():
+        first, end = np.searchsorted(ascending, (begin, begin + size))
+        batch = to_batch(table.slice(begin, size)).take(pa.array(ascending[first:end] - begin))
+        parts.append(pa.Table.from_batches([batch], table.schema))
+    taken = to_batch(pa.concat_tables(parts)).take(pa.array(place, mask=rows < 0))
+    return pa.Table.from_batches([taken], table.schema)

@@ -34,6 +34,7 @@ from ddflow.columns.hashing import (
     compute_value_hashes,
 )
 from ddflow.columns.names import did_you_mean, parse_column_names
+from ddflow.columns.rows import take_rows
 from ddflow.columns.schema import (
     INTERVAL,
     cast_losslessly,
@@ -153,6 +154,7 @@ CHANGED: Final = "_changed"
 KINDS: Final = ("removed", "added", "changed")
 SIDES: Final = ("before", "after")
 SUFFIXES: Final = tuple(f"_{side}" for side in SIDES)
+_SEVERAL_ROWS: Final = "each row needs a different key: name more columns in the key, or fix the rows"
 ROWS: Final = 1 << 16
 """The number of rows to hash at a time."""
 NullKeys = Literal["error", "drop", "keep"]
@@ -262,9 +264,8 @@ def compare_tables(
     """
     keys, left_out = parse_column_names(key, "compare", "key"), parse_column_names(ignore, "compare", "ignore")
     given, doubts = (before, after), dict[str, None]()
-    for each in given:
-        if isinstance(each, str | os.PathLike):
-            _list_files(each, how)  # reports a missing file before the other side is read
+    for each in filter(is_path, given):
+        _list_files(each, how)  # reports a missing file before the other side is read
     first = _read_all(*_open_rows(before, types or {}, how, "the rows before", look, doubts))
     kinds, tables = _open_rows(after, types or {}, how, "the rows after", look, doubts)
     streams = _is_file(after) and all(first.schema.field(f.name) == f for f in kinds if f.name in first.column_names)
@@ -315,30 +316,24 @@ def _open_rows(
         schema, tables = rows.schema, (pa.Table.from_batches([batch]) for batch in _report_rows_read(rows, look))
     else:
         table = to_table(given, what, pa.schema(types))
+        check_values(table, what)  # the readers of files check theirs
         schema, tables = table.schema, [table]
     names = schema.names
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise SchemaMismatch(what, f"the columns {twice} occur more than once", "use a different name for each column")
     normal = pa.schema([(field.name, types.get(field.name, normalize_type(field.type))) for field in schema])
-    made = (_normalize(table, normal, types, what) for table in tables)
-    return normal, made if is_path(given) else (_check_table(table, what) for table in made)
-
-
-def _check_table(table: pa.Table, what: str) -> pa.Table:
-    """Check the values of rows that do not come from a file, whose reader checks them."""
-    check_values(table, what)
-    return table
+    return normal, (_normalize(table, normal, types, what) for table in tables)
 
 
 def _normalize(table: pa.Table, schema: pa.Schema, types: Mapping[str, Any], what: str) -> pa.Table:
     """Convert the columns of a table to their normal types, or to the types that the caller declares."""
-    columns: list[Any] = [
+    columns = (
         cast_losslessly(column, field, what)
         if field.name in types
         else pa.chunked_array([decode_array(chunk) for chunk in column.chunks], field.type)
         for field, column in zip(schema, table.columns, strict=True)
-    ]
-    return pa.table(columns, schema=schema)
+    )
+    return pa.table([*columns], schema=schema)
 
 
 def _read_all(schema: pa.Schema, tables: Iterable[pa.Table]) -> pa.Table:
@@ -461,8 +456,7 @@ def _refuse_keys(table: pa.Table, bound: BoundUpserts, side: int, given: Compari
         events, _ = InputValidator(bound).validate_rows(table, 0, time=0)
         refuse_duplicate_keys(asked, keys, sort_by_identity(*keys.identify_rows(events.rows)), [events])
     except (DuplicateKeys, NullKey) as error:
-        more = "each row needs a different key: name more columns in the key, or fix the rows"
-        replace_error_texts(error, asked, error.found, error.fix if isinstance(error, NullKey) else more)
+        replace_error_texts(error, asked, error.found, error.fix if isinstance(error, NullKey) else _SEVERAL_ROWS)
         raise given.add_file_location(error) from None
     raise UnreadableInput(asked, "the rows changed while ddflow read them", "compare them again")
 
@@ -472,11 +466,13 @@ class _RowMatcher:
 
     An index in memory maps the identity of each key before to its row and to a hash of its values.
 
-    ``before``: the rows before.
+    ``before``: the rows before. ``count``: the number of rows after. ``has_unique_keys``: whether each row so far has a
+    key, or may lack it, and no other row of its side has the same key.
     """
 
     def __init__(self, bound: BoundUpserts, before: pa.Table) -> None:
-        self.bound, self.before, self.secret, self.count = bound, before, Secret.fresh(), 0
+        self.bound, self.before, self.secret = bound, before, Secret.fresh()
+        self.count, self.has_unique_keys = 0, True
         self.values = [name for name in bound.schema.names if name not in bound.spec.key]
         self.hashers = [
             RowHasher(schema, self.secret)
@@ -486,13 +482,11 @@ class _RowMatcher:
         """Marks the rows before that have no key or that a row after has matched, and one unused element."""
         self.index = Index(self.hashers[0].wide, words=0)
         self.index.reserve_entries(before.num_rows)
-        self.has_unique_keys = True
-        """Whether each row so far has a key, or may lack it, and no other row of its side has the same key."""
         for slot, (_, keyless, high, low, value) in enumerate(self._hash_batches([before])):
             n = high.size
             self.settled[slot * ROWS : slot * ROWS + n] = keyless
-            last, rows = np.where(keyless, -1, np.arange(n)), (np.ones(n, np.uint8), np.empty((n, 0), np.int64))
-            self.index.write(IndexWrite(np.full(n, -1), self.index.built, last, high, low, value, *rows, slot))
+            row, live, order = np.where(keyless, -1, np.arange(n)), np.ones(n, np.uint8), np.empty((n, 0), np.int64)
+            self.index.write(IndexWrite(np.full(n, -1), self.index.built, row, high, low, value, live, order, slot))
         self.has_unique_keys &= len(self.index) == np.count_nonzero(~self.settled[:-1])
         self.differing, self.rows = [self.before.slice(0, 0)], list[Ints]()
         """The rows after that differ or are added, and for each of these rows the row before, or -1."""
@@ -507,73 +501,47 @@ class _RowMatcher:
             rows = (prior.reference >> SLOT & SLOTS) * ROWS + (prior.reference & ROWS - 1)
             rows[absent | keyless] = -1
             self.settled[rows] = True
-            known += np.count_nonzero(rows >= 0)
-            differ = np.flatnonzero((absent | (prior.value != value)) & ~keyless)
-            new = differ[absent[differ]]
+            known, new = known + np.count_nonzero(rows >= 0), absent & ~keyless
+            differ = np.flatnonzero(new | (prior.value != value) & ~keyless)
             added.append((high[new], low[new] if low.size else low))
             self.differing.append(pa.Table.from_batches([batch.take(pa.array(differ))], self.before.schema))
             self.rows.append(rows[differ])
-        highs, lows = map(np.concatenate, zip(*added, strict=True))
-        self.has_unique_keys &= known == np.count_nonzero(self.settled[:-1])
-        self.has_unique_keys &= sort_by_identity(highs, lows).starts.size == highs.size + 1
+        by = sort_by_identity(np.concatenate([high for high, _ in added]), np.concatenate([low for _, low in added]))
+        self.has_unique_keys &= by.starts.size == by.high.size + 1 and known == np.count_nonzero(self.settled[:-1])
 
     def _hash_batches(self, tables: Iterable[pa.Table]) -> Iterator[tuple[pa.RecordBatch, Any, Words, Words, Words]]:
         """Yield rows in batches, the marks of rows without a key, the identities of keys, and the hashes of values."""
-        keys, values = self.hashers
+        (keys, values), rule = self.hashers, self.bound.spec.null_key
         for table in tables:
             for begin in range(0, table.num_rows, ROWS):
                 batch = to_batch(table.slice(begin, ROWS))
-                keyless = np.zeros(batch.num_rows, np.bool_)
-                if self.bound.spec.null_key != "keep":
-                    keyless = self.bound.mark_events_without_key(batch) != 0
-                    self.has_unique_keys &= self.bound.spec.null_key == "drop" or not keyless.any()
+                keyless = (self.bound.mark_events_without_key(batch) != 0) & (rule != "keep")
+                self.has_unique_keys &= rule != "error" or not keyless.any()
                 hashes = values.compute_value_hashes(column_arrays(batch, self.values), batch.num_rows)
                 yield batch, keyless, *keys.identify_rows(batch), hashes
 
     def build_table(self) -> pa.Table:
         """Build the table of differences. O(differences log differences)."""
-        removed = np.flatnonzero(~self.settled[:-1])
-        at = np.concatenate([*self.rows, removed])
-        after = np.arange(at.size) < at.size - removed.size
+        at = np.concatenate([*self.rows, np.flatnonzero(~self.settled[:-1])])
+        after = np.arange(at.size) < sum(map(len, self.rows))
         there = np.stack([at >= 0, after])
-        rows = [_gather_rows(self.before, at), _join_chunks(pa.concat_tables(self.differing))]
-        rows[1] = rows[1].take(pa.array(np.arange(at.size), mask=~after))
-        keys = [to_array(pa.concat_tables(rows).column(name)) for name in self.bound.spec.key]
-        from_side = pa.array(np.where(there[0], 0, at.size) + np.arange(at.size))
-        columns: dict[str, Any] = {
-            name: column.take(from_side) for name, column in zip(self.bound.spec.key, keys, strict=True)
-        }
+        rows = [
+            take_rows(self.before, at),
+            take_rows(pa.concat_tables(self.differing), np.where(after, np.arange(at.size), -1)),
+        ]
+        keys = take_rows(pa.concat_tables(rows), np.where(there[0], 0, at.size) + np.arange(at.size))
+        columns: dict[str, Any] = {name: keys.column(name) for name in self.bound.spec.key}
         columns[CHANGE] = pa.array(KINDS, pa.string()).take(pa.array(np.where(there.all(axis=0), 2, there[1])))
         columns[CHANGED] = _list_changed_columns(rows, self.values, there.all(axis=0), self.secret)
-        for name in self.values:
-            columns |= {name + suffix: side.column(name) for side, suffix in zip(rows, SUFFIXES, strict=True)}
+        both = list(zip(rows, SUFFIXES, strict=True))
+        columns |= {name + suffix: side.column(name) for name in self.values for side, suffix in both}
         return _sort_rows(pa.table(columns), tuple(self.bound.spec.key))
-
-
-def _join_chunks(table: pa.Table) -> pa.Table:
-    return pa.Table.from_batches([to_batch(table)], table.schema)
-
-
-def _gather_rows(table: pa.Table, rows: Ints) -> pa.Table:
-    """Gather rows by number. A number of -1 gives a row of nulls. O(table's batches + rows log rows)."""
-    there = np.flatnonzero(rows >= 0)
-    order = there[np.argsort(rows[there])]
-    ascending, place = rows[order], np.zeros(rows.size, np.int64)
-    place[order] = np.arange(order.size)
-    parts = [table.slice(0, 0)]
-    for begin in (np.unique(ascending // ROWS) * ROWS).tolist():
-        first, end = np.searchsorted(ascending, (begin, begin + ROWS))
-        batch = to_batch(table.slice(begin, ROWS)).take(pa.array(ascending[first:end] - begin))
-        parts.append(pa.Table.from_batches([batch], table.schema))
-    return _join_chunks(pa.concat_tables(parts)).take(pa.array(place, mask=rows < 0))
 
 
 def _list_changed_columns(sides: list[pa.Table], values: list[str], both: Any, secret: Secret) -> pa.Array:
     """List the changed columns of each key. The result is null if only one side has the key."""
-    differ = np.zeros((both.size, len(values)), np.bool_)
-    for i, name in enumerate(values):
-        before, after = (compute_value_hashes(side.select([name]), secret) for side in sides)
-        differ[:, i] = (before != after) & both
+    hashes = [[compute_value_hashes(side.select([name]), secret) for side in sides] for name in values]
+    differ = np.array([(one != other) & both for one, other in hashes], np.bool_).reshape(len(values), both.size).T
     ends = np.concatenate([[0], np.cumsum(differ.sum(axis=1))])
     names = pa.array(values, pa.string()).take(pa.array(np.nonzero(differ)[1]))
     return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), names, mask=pa.array(~both))

@@ -277,7 +277,7 @@ def test_rows_of_files_are_refused_as_those_of_tables(files: Path, monkeypatch: 
     with pytest.warns(UserWarning, match="'tag' is only in the rows after"):
         assert from_files == dd.compare(*tables, "id")
     monkeypatch.setattr(program, "refuse_duplicate_keys", lambda *_: None)
-    with pytest.raises(UnreadableInput, match="the rows changed while ddflow read them"):
+    with pytest.raises(UnreadableInput):
         dd.compare("before.parquet", "twice.parquet", "id")
 
 
