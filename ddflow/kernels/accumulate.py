@@ -1,20 +1,17 @@
 """Add up diffs, to get the net change of each row at each time, and the new counts of groups.
 
-A *cell* holds the updates of one group at one time (`GroupTimeCells`). Cells are ordered by group, then by time, so the
-state after a cell is the state before the next cell of its group.
+A *cell* holds the updates of one group at one time (`number_cells`). Cells are numbered in the order of their first
+updates, so in the order of times. The state after a cell is the state before the next cell of its group.
 
 Guarantees: no net diff in a result is 0, and no pair (group, time) occurs twice in a result. Every sum is checked,
-because int64 wraps silently. If a sum overflows, the kernel returns the number of its row or cell. Only the sum
-at the end of a cell must fit int64, not the sums within the cell.
+because int64 wraps silently. If a sum overflows, the kernel returns the number of its row. Only the sum at the end of
+a cell must fit int64, not the sums within the cell.
 """
-
-from typing import NamedTuple
 
 import numpy as np
 
-from ddflow.kernels.arrays import Flags, Ints, Narrow, Words
+from ddflow.kernels.arrays import Flags, Ints, Narrow, Words, Words2d
 from ddflow.kernels.compile import kernel
-from ddflow.kernels.pointer import prefetch
 
 
 @kernel
@@ -145,106 +142,146 @@ def update_group_counts(
     return updates, versions, -1
 
 
-AHEAD = 24
-"""Number of rows between the current row and the row whose data is prefetched."""
-
-
-class GroupTimeCells(NamedTuple):
-    """The c cells of g groups; a cell has the updates of one group at one time."""
-
-    rows: Ints
-    """int64[n]: the updates, sorted by group, then time."""
-    starts: Ints
-    """int64[c + 1]: the place of each cell's first update."""
-    firsts: Ints
-    """int64[g + 1]: the first cell of each group."""
-
-
 @kernel
-def find_group_times(rows: Ints, groups: Narrow, ranks: Narrow, starts: Ints, cell_ranks: Narrow, firsts: Ints) -> int:
-    """Find the cells of the given rows. O(n).
+def number_cells(
+    groups: Narrow,
+    ranks: Narrow,
+    latest: Narrow,
+    held: int,
+    cells: Narrow,
+    before: Narrow,
+    cell_ranks: Narrow,
+    cell_groups: Narrow,
+    rows: Ints,
+) -> int:
+    """Assign a cell to each row, and return the number of cells. O(n).
 
-    Every group must have at least one row.
+    The states of a step are the ``held`` stored states, followed by the state after each cell. A cell has the place of
+    the state after it.
 
     Input:
-    - rows, int64[n]: the rows, sorted by group, then by rank.
-    - groups, int32[n]: the group of each row, numbered from 0 without a gap.
-    - ranks, int32[n]: the rank of each row's time.
+    - groups, int32[n]: the group of each row, numbered from 0.
+    - ranks, int32[n]: the rank of each row's time, ascending.
+    - latest, int32[g]: the place of each group's stored state, -1 for none. The kernel replaces it by the last cell.
 
-    Output:
-    - starts, int64[c + 1]: the place where each cell begins.
-    - cell_ranks, int32[c]: the rank of each cell's time.
-    - firsts, int64[g + 1]: the first cell of each group.
+    Output, for n rows and at most n cells:
+    - cells: the cell of each row.
+    - before: the place of the state before each cell, -1 for none.
+    - cell_ranks, cell_groups, rows: the rank, the group and the first row of each cell.
 
-    Returns c, the number of cells, which is at most n.
-
-    >>> find_group_times(np.zeros(1, np.int64), np.zeros(1, np.int32), np.zeros(1, np.int32), np.zeros(2, np.int64),
-    ...       np.zeros(1, np.int32), np.zeros(2, np.int64))
-    1
-
-    >>> import numpy as np
-    >>> few, ints = (lambda *v, t=t: np.array(v, t) for t in (np.int32, np.int64))
-    >>> rows, starts, ranks, firsts = ints(0, 2, 1), ints(0, 0, 0, 0), few(0, 0, 0), ints(0, 0, 0)
-    >>> find_group_times(rows, few(0, 1, 0), few(0, 0, 1), starts, ranks, firsts)
+    >>> few = lambda *v: np.array(v, np.int32)
+    >>> out = [few(0, 0, 0) for _ in range(4)]
+    >>> number_cells(few(0, 1, 0), few(0, 0, 1), few(-1, 0), 1, *out, np.zeros(3, np.int64))
     3
-    >>> starts.tolist(), ranks.tolist(), firsts.tolist()
-    ([0, 1, 2, 3], [0, 1, 0], [0, 2, 3])
+    >>> out[0].tolist(), out[1].tolist()
+    ([1, 2, 3], [-1, 0, 1])
     """
-    found, group, rank, last = 0, -1, -1, rows.size - 1
-    at_groups, at_ranks = np.uint64(groups.ctypes.data), np.uint64(ranks.ctypes.data)
-    for place in range(rows.size):
-        row, ahead = rows[place], np.uint64(rows[min(place + AHEAD, last)]) << np.uint64(2)
-        prefetch(at_groups + ahead)
-        prefetch(at_ranks + ahead)
-        if groups[row] != group or ranks[row] != rank:
-            if groups[row] != group:
-                group = groups[row]
-                firsts[group] = found
-            rank = ranks[row]
-            starts[found], cell_ranks[found] = place, rank
+    found = 0
+    for row in range(groups.size):
+        group = groups[row]
+        at = latest[group]
+        if at < held or cell_ranks[at - held] != ranks[row]:
+            before[found], cell_ranks[found], cell_groups[found], rows[found] = at, ranks[row], group, row
+            at = held + found
+            latest[group] = at
             found += 1
-    starts[found], firsts[group + 1] = rows.size, found
+        cells[row] = at
     return found
 
 
 @kernel
-def accumulate_diffs(cells: GroupTimeCells, present: Flags, diffs: Ints, held: Ints, out: Ints) -> int:
+def accumulate_diffs(cells: Narrow, before: Narrow, present: Flags, diffs: Ints, states: Ints) -> bool:
     """Add up the diffs of rows, cell by cell. O(n).
 
     Input:
-    - cells: the rows of each cell.
+    - cells, before: see `number_cells`.
     - present, uint8[n]: 0 for each row to leave out. An array of size 0 includes all rows.
     - diffs, int64[n]: the diff of each row.
-    - held, int64[g]: the multiplicity of each group before its first cell.
+    - states, int64[s]: the stored multiplicities. The kernel writes the multiplicity after each cell to the last c
+      elements.
 
-    Output:
-    - out, int64[c]: the multiplicity after each cell.
+    Returns whether a sum wrapped. A sum can wrap twice and be right at the end.
 
-    Returns the first cell with a sum outside int64, or -1 if all sums fit.
-
-    >>> one, few = np.zeros(1, np.int64), np.arange(2)
-    >>> accumulate_diffs(GroupTimeCells(one, few, few), np.empty(0, np.uint8), one + 3, one + 4, one), one.tolist()
-    (-1, [7])
+    >>> few, states = np.zeros(1, np.int32), np.array([4, 0])
+    >>> accumulate_diffs(few + 1, few, np.empty(0, np.uint8), np.array([3]), states), states.tolist()
+    (False, [4, 7])
     """
-    rows, starts, firsts = cells
-    every, at_diffs, last = present.size == 0, np.uint64(diffs.ctypes.data), rows.size - 1
-    for group in range(firsts.size - 1):
-        now = held[group]
-        for cell in range(firsts[group], firsts[group + 1]):
-            beyond = 0
-            for place in range(starts[cell], starts[cell + 1]):
-                row = rows[place]
-                prefetch(at_diffs + (np.uint64(rows[min(place + AHEAD, last)]) << np.uint64(3)))
-                if every or present[row] != 0:
-                    diff = diffs[row]
-                    total = now + diff
-                    if ((now ^ total) & (diff ^ total)) < 0:
-                        beyond += 1 if diff > 0 else -1
-                    now = total
-            if beyond != 0:
-                return cell
-            out[cell] = now
-    return -1
+    held, every, wrapped = states.size - before.size, present.size == 0, False
+    found = held
+    for row in range(cells.size):
+        at = cells[row]
+        if at == found:
+            prior = before[at - held]
+            states[at] = states[prior] if prior >= 0 else 0
+            found += 1
+        if every or present[row] != 0:
+            now, diff = states[at], diffs[row]
+            total = now + diff
+            wrapped |= ((now ^ total) & (diff ^ total)) < 0
+            states[at] = total
+    return bool(wrapped)
+
+
+@kernel
+def mark_changes(before: Narrow, words: Words2d, present: Flags, changed: Flags) -> None:
+    """Mark the cells that change a result. O(c).
+
+    - before: see `number_cells`.
+    - words, uint64[s, k]: the result at each place.
+    - present, uint8[s]: 0 for each null; of size 0 if there are no nulls.
+    - changed, uint8[c]: the kernel writes 1 for each cell that changes the result, and leaves the other elements.
+
+    >>> changed = np.zeros(1, np.uint8)
+    >>> mark_changes(np.zeros(1, np.int32), np.array([[1], [2]], np.uint64), np.empty(0, np.uint8), changed)
+    >>> changed.tolist()
+    [1]
+    """
+    held, every = words.shape[0] - before.size, present.size == 0
+    for cell in range(before.size):
+        old, new = before[cell], held + cell
+        if old < 0 or changed[cell] != 0:
+            continue
+        if not every and present[old] != present[new]:
+            changed[cell] = 1
+        elif every or present[new] != 0:
+            for k in range(words.shape[1]):
+                if words[old, k] != words[new, k]:
+                    changed[cell] = 1
+
+
+@kernel
+def list_changes(before: Narrow, there: Flags, changed: Flags, cells: Ints, places: Ints, diffs: Ints) -> int:
+    """List the rows that each cell removes and adds. O(c).
+
+    Input:
+    - before: see `number_cells`.
+    - there, uint8[s]: 0 for each place without a row.
+    - changed, uint8[c]: 0 for each cell that leaves the row of its group unchanged.
+
+    Output, where each array has the size 2 c:
+    - cells, places, diffs: the number of the cell, the place and the diff of each listed row.
+
+    Returns the number of listed rows.
+
+    >>> out = [np.zeros(2, np.int64) for _ in range(3)]
+    >>> list_changes(np.zeros(1, np.int32), np.ones(2, np.uint8), np.ones(1, np.uint8), *out)
+    2
+    >>> out[1].tolist(), out[2].tolist()
+    ([0, 1], [-1, 1])
+    """
+    made, held = 0, there.size - before.size
+    for cell in range(before.size):
+        old, new = before[cell], held + cell
+        leaves, enters = old >= 0 and there[old] != 0, there[new] != 0
+        if leaves and enters and changed[cell] == 0:
+            continue
+        if leaves:
+            cells[made], places[made], diffs[made] = cell, old, -1
+            made += 1
+        if enters:
+            cells[made], places[made], diffs[made] = cell, new, 1
+            made += 1
+    return made
 
 
 @kernel

@@ -1,9 +1,9 @@
 """Add up integers, decimals and doubles, or their squares, exactly and without rounding.
 
 A sum is a whole number of units: of 1, of the last digit of the decimal, or of 2**-1074 (2**-2148 for squares). The sum
-is stored as 32-bit digits in two's complement, from the lowest digit to the highest digit that is not implied. Zero has
-no digits. NaN and infinities are counted separately. The counts of NaN and infinities can be negative, like
-multiplicities.
+of integers or decimals is an integer of three or four words (`accumulate_words`). All other sums are stored as 32-bit
+digits in two's complement, from the lowest digit to the highest digit that is not implied. Zero has no digits. NaN and
+infinities are counted separately. The counts of NaN and infinities can be negative, like multiplicities.
 
     state: uint32 header: the place of the lowest digit, and a flag for each count (NEVER, UP, DOWN) | counts | digits
 
@@ -16,8 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ddflow.kernels.accumulate import GroupTimeCells
-from ddflow.kernels.arrays import Flags, Ints, Words
+from ddflow.kernels.arrays import Flags, Ints, Narrow, Words, Words2d
 from ddflow.kernels.compile import kernel
 from ddflow.kernels.pointer import load_u8, load_u32, load_u64, mul128, prefetch, store_u32, store_u64
 
@@ -41,15 +40,23 @@ AHEAD = 24
 WORD, DIGIT, FIVE = np.uint64(8), np.uint64(4), np.uint64(5)
 
 
+class RowsByCell(NamedTuple):
+    """The rows of each of c cells; see `accumulate.number_cells`."""
+
+    rows: Ints
+    """int64[n]: the rows, sorted by cell."""
+    starts: Ints
+    """int64[c + 1]: the place of each cell's first row."""
+
+
 class SumAddresses(NamedTuple):
     """Addresses of the values to add up and of the scratch memory.
 
     >>> ints = lambda *v: np.array(v, np.int64)
-    >>> ends, out, zero = ints(0, 0, 0), np.empty(2 * MOST, np.uint8), np.uint64(0)
-    >>> values, cells = np.array([0.1, 1e9]).view(np.uint64), GroupTimeCells(ints(0, 1), ints(0, 1, 2), ints(0, 1, 2))
+    >>> ends, out, before = ints(0, 0, 0), np.empty(2 * MOST, np.uint8), np.array([-1, -1], np.int32)
+    >>> values, cells = np.array([0.1, 1e9]).view(np.uint64), RowsByCell(ints(0, 1), ints(0, 1, 2))
     >>> ones, work = np.ones(2, np.uint64), np.zeros(WORK, np.uint64)
-    >>> accumulate_sums(cells, values, np.empty(0, np.uint8), ones, FLOAT, False, ints(0, 0, 0), zero, work, 0, ends,
-    ...     out)
+    >>> accumulate_sums(cells, before, values, np.empty(0, np.uint8), ones, FLOAT, False, work, 0, ends, out)
     2
     >>> int.from_bytes(out[4 : ends[1]], "little") << 32 * int(out[0]) == int(0.1 * 2**60) << 1074 - 60
     True
@@ -150,18 +157,12 @@ def _carry_digits(digits: np.uint64, low: int, top: int) -> tuple[int, int]:
 
 
 @kernel
-def _store_state(at: np.uint64, given: SumAddresses, low: int, top: int) -> tuple[int, int]:
-    """Write a state.
-
-    Return the size of the state in bytes, and the place of its highest digit. No carry is left above this place. After
-    the carries, every digit has 32 bits, except the highest digit, which holds the sign of the sum.
-    """
+def _store_state(at: np.uint64, given: SumAddresses, low: int, top: int) -> int:
+    """Write a state, and return its size in bytes. The digits are zeros again after the call."""
     digits, low = given.digits, min(low, top + 1)
     end, carry = _carry_digits(digits, low, top)
     top, implied = end - 1, LOW if carry != 0 else ZERO
     while top >= low and load_u64(digits + WORD * np.uint64(top)) == implied:
-        # If the highest digit is implied, it is not stored, and the next addition must not read it.
-        store_u64(digits + WORD * np.uint64(top), ZERO)
         top -= 1
     first = low
     while first <= top and load_u64(digits + WORD * np.uint64(first)) == ZERO:
@@ -182,42 +183,12 @@ def _store_state(at: np.uint64, given: SumAddresses, low: int, top: int) -> tupl
         if first > top or load_u64(digits + WORD * np.uint64(top)) >> np.uint64(31) != implied & ONE:
             store_u32(to, implied)
             to += DIGIT
+    for i in range(low, end):
+        store_u64(digits + WORD * np.uint64(i), ZERO)
     if header == ZERO and to == at + DIGIT:
-        return 0, top
+        return 0
     store_u32(at, header)
-    if carry != 0:
-        top += 1
-        store_u64(digits + WORD * np.uint64(top), ZERO - ONE)
-    return int(to - at), top
-
-
-@kernel
-def _add_integers(given: SumAddresses, begin: int, end: int) -> None:
-    """Add up the values of a cell, each multiplied by its diff, in 192 bits."""
-    low = high = top = ZERO
-    for place in range(begin, end):
-        row = load_u64(given.rows + WORD * np.uint64(place))
-        ahead = WORD * load_u64(given.rows + WORD * np.uint64(min(place + AHEAD, given.last)))
-        prefetch(given.values + ahead)
-        prefetch(given.diffs + ahead)
-        if given.present == ZERO or load_u8(given.present + row) != ZERO:
-            value, diff = load_u64(given.values + WORD * row), load_u64(given.diffs + WORD * row)
-            word, upper = mul128(value, diff)
-            upper -= (value & (ZERO - (diff >> ALL))) + (diff & (ZERO - (value >> ALL)))
-            low += word
-            carry = np.uint64(low < word)
-            high += carry
-            carry = np.uint64(high < carry)
-            high += upper
-            top += carry + np.uint64(high < upper) + (ZERO - (upper >> ALL))
-    at = given.digits
-    for i in range(6):
-        part = low if i < 2 else high if i < 4 else top
-        digit = part >> HALF if i % 2 else part & LOW
-        if i == 5:
-            digit |= (ZERO - (digit >> np.uint64(31))) << HALF
-        store_u64(at, load_u64(at) + digit)
-        at += WORD
+    return int(to - at)
 
 
 @kernel
@@ -293,14 +264,13 @@ def _add_values(
 
 @kernel
 def accumulate_sums(
-    cells: GroupTimeCells,
+    cells: RowsByCell,
+    before: Narrow,
     values: Words,
     present: Flags,
     diffs: Words,
     kind: int,
     square: bool,
-    held_ends: Ints,
-    held: np.uint64,
     work: Words,
     begin: int,
     ends: Ints,
@@ -308,26 +278,25 @@ def accumulate_sums(
 ) -> int:
     """Add values, or their squares, multiplied by their diffs, to the sum of each group. O(n + bytes).
 
+    - before: see `number_cells`.
     - values, uint64[n]: the value of each row as in memory; [2 n] for DECIMAL.
     - present, uint8[n]: 0 for each null. ``present`` has size 0 if no value is null.
     - diffs, int64[n]: the diff of each row, viewed as uint64.
-    - held: the address of the groups' old states, which are stored one after the other.
-    - held_ends, int64[g + 1]: where each old state ends.
-    - begin: the first group to process; the caller has set the element of ``ends`` for the first cell of this group.
-    - work, uint64[WORK]: scratch memory, zeros before the call. The digits in ``work`` are zeros again after the call.
-    - ends, int64[c + 1]: where the state after each cell ends in ``out``.
-    - out: the states after each cell. The next group needs MOST free bytes for each of its cells.
+    - work, uint64[WORK]: scratch memory, zeros before and after the call.
+    - begin: the first cell to process.
+    - ends, int64[s + 1]: where each state ends in ``out``.
+    - out: the stored states, which the caller has written, followed by the states after the cells. The next cell needs
+      MOST free bytes.
 
-    Returns g if all groups are processed. If the free space is too small, returns the group to continue with.
+    Returns c if all cells are processed. If the free space is too small, returns the cell to continue with.
 
     >>> ints = lambda *v: np.array(v, np.int64)
     >>> ends, out, work = ints(0, 0), np.empty(MOST, np.uint8), np.zeros(WORK, np.uint64)
-    >>> accumulate_sums(GroupTimeCells(ints(0), ints(0, 1), ints(0, 1)), np.array([3], np.uint64), np.empty(0,
-    ...     np.uint8),
-    ...        np.array([5], np.uint64), INTEGER, True, ints(0, 0), np.uint64(0), work, 0, ends, out), out[4]
+    >>> accumulate_sums(RowsByCell(ints(0), ints(0, 1)), np.array([-1], np.int32), np.array([3], np.uint64),
+    ...     np.empty(0, np.uint8), np.array([5], np.uint64), INTEGER, True, work, 0, ends, out), out[4]
     (1, np.uint8(45))
     """
-    starts, firsts, scratch = cells.starts, cells.firsts, np.uint64(work.ctypes.data)
+    starts, scratch = cells.starts, np.uint64(work.ctypes.data)
     given = SumAddresses(
         np.uint64(cells.rows.ctypes.data),
         cells.rows.size - 1,
@@ -338,22 +307,65 @@ def accumulate_sums(
         scratch + WORD * np.uint64(DIGITS),
         scratch + WORD * np.uint64(DIGITS + WIDE),
     )
-    base, used = np.uint64(out.ctypes.data), ends[firsts[begin]]
-    for group in range(begin, firsts.size - 1):
-        if used + MOST * (firsts[group + 1] - firsts[group]) > out.size:
-            return group
-        low, top = _load_state(held + np.uint64(held_ends[group]), held_ends[group + 1] - held_ends[group], given)
-        least = low
-        for cell in range(firsts[group], firsts[group + 1]):
-            if kind == INTEGER and not square:
-                _add_integers(given, starts[cell], starts[cell + 1])
-                low, top = 0, max(top, 5)
-            else:
-                low, top = _add_values(given, starts[cell], starts[cell + 1], kind, square, low, top)
-            least = min(least, low)
-            size, top = _store_state(base + np.uint64(used), given, low, top)
-            used += size
-            ends[cell + 1] = used
-        for i in range(least, top + 1):
-            work[i] = ZERO
-    return firsts.size - 1
+    held, base = ends.size - 1 - before.size, np.uint64(out.ctypes.data)
+    for cell in range(begin, before.size):
+        used, old = ends[held + cell], before[cell]
+        if used + MOST > out.size:
+            return cell
+        at, size = (ends[old], ends[old + 1] - ends[old]) if old >= 0 else (np.int64(0), np.int64(0))
+        low, top = _load_state(base + np.uint64(at), size, given)
+        low, top = _add_values(given, starts[cell], starts[cell + 1], kind, square, low, top)
+        ends[held + cell + 1] = used + _store_state(base + np.uint64(used), given, low, top)
+    return before.size
+
+
+@kernel
+def accumulate_words(
+    cells: Narrow, before: Narrow, values: Words, present: Flags, diffs: Words, wide: bool, states: Words2d
+) -> None:
+    """Add integers, multiplied by their diffs, to the sum of each group. O(n).
+
+    - cells, before: see `number_cells`.
+    - values: the value of each row, int64[n] viewed as uint64, or 128-bit integers, uint64[2 n], if ``wide``.
+    - present, diffs: as for `accumulate_sums`.
+    - states, uint64[s, w]: the stored sums, integers of w words, 3 or 4. The kernel writes the sum after each cell to
+      the last c elements.
+
+    >>> few, five, states = np.zeros(1, np.int32), np.array([5], np.uint64), np.zeros((2, 3), np.uint64)
+    >>> states[0, 0] = 4
+    >>> accumulate_words(few + 1, few, five, np.empty(0, np.uint8), five, False, states), states[1].tolist()
+    (None, [29, 0, 0])
+    """
+    width, every = states.shape[1], present.size == 0
+    held = states.shape[0] - before.size
+    found = held
+    for row in range(cells.size):
+        at = cells[row]
+        if at == found:
+            prior = before[at - held]
+            for k in range(width):
+                states[at, k] = states[prior, k] if prior >= 0 else ZERO
+            found += 1
+        if not every and present[row] == 0:
+            continue
+        # The sign of a factor is worth the other factor, shifted by the factor's width.
+        diff, low = diffs[row], values[2 * row] if wide else values[row]
+        high = values[2 * row + 1] if wide else ZERO - (low >> ALL)
+        word, upper = mul128(low, diff)
+        more, top = mul128(high, diff)
+        upper += more
+        top += np.uint64(upper < more)
+        below = ZERO - (diff >> ALL)
+        part = low & below
+        top -= (high & below) + (diff & (ZERO - (high >> ALL))) + np.uint64(upper < part)
+        upper -= part
+        sign = ZERO - (top >> ALL)
+        total = states[at, 0] + word
+        carry = np.uint64(total < word)
+        states[at, 0] = total
+        for k in range(1, width):
+            part = upper if k == 1 else top if k == 2 else sign
+            total = states[at, k] + part
+            over = np.uint64(total < part)
+            states[at, k] = total + carry
+            carry = over | np.uint64(states[at, k] < carry)

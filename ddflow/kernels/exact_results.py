@@ -1,4 +1,4 @@
-"""Convert exact sums to 128-bit integers, or divide exact sums and round each quotient once.
+"""Convert exact sums to integers, or divide exact sums and round each quotient once.
 
 A quotient is the double nearest to the exact value, with ties to even. A quotient beyond the largest double becomes
 infinity. A quotient is computed from the four highest digits of a sum, divided by less than 2**32, so it has at least
@@ -16,9 +16,11 @@ import numpy as np
 from ddflow.kernels.arrays import Flags, Floats, Ints, Words2d
 from ddflow.kernels.compile import kernel
 from ddflow.kernels.exact import ALL, HALF, LOW, NEVER, ONE, UP, ZERO
-from ddflow.kernels.pointer import load_u32, load_u64
+from ddflow.kernels.pointer import load_u32, load_u64, mul128
 
 LEAST, INFINITE = -1074, np.uint64(0x7FF << 52)
+EXACT, LIMIT = np.uint64(53), 1 << 53
+"""Integers below 2**53 are exact as doubles, so the processor rounds their quotient correctly."""
 
 
 @kernel
@@ -59,6 +61,43 @@ def _round_to_double(high: np.uint64, low: np.uint64, more: bool, unit: int) -> 
     if exponent > 2046:
         return INFINITE
     return min((np.uint64(exponent) << np.uint64(52)) + kept, INFINITE)
+
+
+@kernel
+def _divide_digits(at: np.uint64, end: np.uint64, position: int, by: np.uint64, negative: bool, unit: int) -> np.uint64:
+    """Divide a sum that is not 0, and return the bits of the quotient.
+
+    at, end: the addresses of the 32-bit digits. position: the place after the highest digit. by: less than 2**32.
+    """
+    # Read the digits from the highest to the lowest. If the sum is negative, negate it digit by digit.
+    place = end - np.uint64(4)
+    below = load_u32(place) >> np.uint64(31) != ZERO
+    negative ^= below
+    flip = LOW if below else ZERO
+    lowest = at
+    while load_u32(lowest) == ZERO:
+        lowest += np.uint64(4)
+    high = low = rest = ZERO
+    some = 0
+    while some < 4:
+        digit = ZERO
+        if place >= at:
+            digit = load_u32(place) ^ flip
+            if below and place <= lowest:
+                digit = (digit + ONE) & LOW
+        place -= np.uint64(4)
+        position -= 1
+        if some > 0 or digit != ZERO or position < 0:
+            some += 1
+            high = (high << HALF) | (low >> HALF)
+            if by == ONE:
+                low = (low << HALF) | digit
+            else:
+                rest = (rest << HALF) | digit
+                low = (low << HALF) | (rest // by)
+                rest %= by
+    more = bool(rest != ZERO or place >= lowest)
+    return _round_to_double(high, low, more, 32 * position + unit) | (np.uint64(negative) << ALL)
 
 
 @kernel
@@ -103,67 +142,149 @@ def write_quotients(ends: Ints, states: np.uint64, counts: Ints, unit: int, out:
         if by >> HALF != ZERO:
             wide = i
             continue
-        # Read the digits from the highest to the lowest. If the sum is negative, negate it digit by digit.
-        place = end - np.uint64(4)
-        below = load_u32(place) >> np.uint64(31) != ZERO
-        negative ^= below
-        flip = LOW if below else ZERO
-        lowest = at
-        while load_u32(lowest) == ZERO:
-            lowest += np.uint64(4)
-        high = low = rest = ZERO
-        some, position = 0, np.int64(header & np.uint64(0xFFFF)) + np.int64((end - at) >> np.uint64(2))
-        while some < 4:
-            digit = ZERO
-            if place >= at:
-                digit = load_u32(place) ^ flip
-                if below and place <= lowest:
-                    digit = (digit + ONE) & LOW
-            place -= np.uint64(4)
-            position -= 1
-            if some > 0 or digit != ZERO or position < 0:
-                some += 1
-                rest = (rest << HALF) | digit
-                high, low = (high << HALF) | (low >> HALF), (low << HALF) | (rest // by)
-                rest %= by
-        more = bool(rest != ZERO or place >= lowest)
-        bits[i] = _round_to_double(high, low, more, 32 * int(position) + unit) | (np.uint64(negative) << ALL)
+        place = np.int64(header & np.uint64(0xFFFF)) + np.int64((end - at) >> np.uint64(2))
+        bits[i] = _divide_digits(at, end, place, by, negative, unit)
     return wide
 
 
 @kernel
-def write_integers(ends: Ints, states: np.uint64, out: Words2d, fits: Flags) -> None:
-    """Convert sums to 128-bit integers in two's complement. O(bytes).
+def divide_words(states: Words2d, counts: Ints, out: Floats) -> int:
+    """Divide sums of `exact.accumulate_words` by counts, and round each quotient once. O(s).
+
+    - states, uint64[s, w]: the sums.
+    - counts, out: see `write_quotients`.
+
+    Returns the same as `write_quotients`.
+
+    >>> out = np.ones(1)
+    >>> divide_words(np.array([[7, 0, 0]], np.uint64), np.array([2]), out), out.tolist()
+    (-1, [3.5])
+    """
+    wide, width, bits = -1, states.shape[1], out.view(np.uint64)
+    base, size = np.uint64(states.ctypes.data), np.uint64(8 * width)
+    for i in range(counts.size):
+        count, at, some, more = counts[i], base + np.uint64(i) * size, states[i, 0], ZERO
+        sign = ZERO - (some >> ALL)
+        for k in range(1, width):
+            more |= states[i, k] ^ sign
+        bits[i] = ZERO
+        if count == 0 or (some | more) == ZERO:
+            continue
+        if more == ZERO and (some ^ sign) >> EXACT == ZERO and -LIMIT < count < LIMIT:
+            out[i] = np.float64(np.int64(some)) / np.float64(count)
+            continue
+        negative, by = count < 0, np.uint64(-count) if count < 0 else np.uint64(count)
+        if by >> HALF != ZERO:
+            wide = i
+            continue
+        bits[i] = _divide_digits(at, at + size, 2 * width, by, negative, 0)
+    return wide
+
+
+@kernel
+def write_integers(
+    states: Words2d, wanted: Flags, most_low: np.uint64, most_high: np.uint64, slack: np.uint64, out: Words2d
+) -> int:
+    """Convert sums of `exact.accumulate_words` to integers of one or two words. O(s).
 
     Input:
-    - ends, states: the same as for `write_quotients`.
+    - states, uint64[s, w]: the sums.
+    - wanted, uint8[s]: 0 for each sum that may be outside the bounds.
+    - most_low, most_high: the words of the greatest integer.
+    - slack: 1 if the least integer is the opposite of the greatest, or 0 if it is one less.
 
     Output:
-    - out, uint64[m, 2]: the low word and the high word of each integer.
-    - fits, uint8[m]: 0 for each sum of more than 128 bits.
+    - out, uint64[s, k]: the integers, with 0 for each sum outside the bounds.
 
-    >>> out = np.empty((1, 2), np.uint64)
-    >>> write_integers(np.zeros(2, np.int64), np.uint64(0), out, np.empty(1, np.uint8)), out.tolist()
-    (None, [[0, 0]])
+    Returns the first wanted sum outside the bounds, or -1 if there is none.
+
+    >>> out = np.empty((2, 1), np.uint64)
+    >>> word, sums = np.uint64(7), np.array([[7, 0, 0], [8, 0, 0]], np.uint64)
+    >>> write_integers(sums, np.ones(2, np.uint8), word, np.uint64(0), np.uint64(0), out), out.tolist()
+    (1, [[7], [0]])
     """
-    for i in range(fits.size):
-        at, end = states + np.uint64(ends[i]), states + np.uint64(ends[i + 1])
-        low = high = ZERO
-        fits[i] = 1
-        if at < end:
-            place = np.int64(load_u32(at) & np.uint64(0xFFFF))
-            at += np.uint64(4)
-            implied = ZERO - (load_u32(end - np.uint64(4)) >> np.uint64(31))
-            while at < end or place < 4:
-                digit = load_u32(at) if at < end else implied & LOW
-                if place < 2:
-                    low |= digit << np.uint64(32 * place)
-                elif place < 4:
-                    high |= digit << np.uint64(32 * place - 64)
-                elif digit != implied & LOW:
-                    fits[i] = 0
-                at += np.uint64(4)
-                place += 1
-            if (high >> ALL) != implied & ONE:
-                fits[i] = 0
-        out[i, 0], out[i, 1] = low, high
+    beyond, width = -1, states.shape[1]
+    for i in range(wanted.size):
+        sign, over = ZERO - (states[i, width - 1] >> ALL), False
+        for k in range(2, width):
+            over |= states[i, k] != sign
+        low, high = states[i, 0] ^ sign, states[i, 1] ^ sign
+        if sign != ZERO:
+            # The magnitude of a negative number is one more than its complement.
+            low += slack
+            high += np.uint64(low < slack)
+        if over or high > most_high or (high == most_high and low > most_low):
+            if wanted[i] != 0 and beyond < 0:
+                beyond = i
+            out[i, :] = ZERO
+            continue
+        out[i, 0] = states[i, 0]
+        if out.shape[1] == 2:
+            out[i, 1] = states[i, 1]
+    return beyond
+
+
+@kernel
+def write_rounded_quotients(
+    states: Words2d,
+    counts: Ints,
+    times: np.uint64,
+    wanted: Flags,
+    most_low: np.uint64,
+    most_high: np.uint64,
+    out: Words2d,
+) -> int:
+    """Multiply sums by ``times``, divide them by counts, and round halves away from zero. O(s).
+
+    - states, wanted, most_low, most_high, out: see `write_integers`; the least integer is the opposite of the greatest.
+    - counts, int64[s]: the count of each sum. The quotient for a count of 0 is 0.
+
+    Returns the first wanted quotient outside the bounds, or -1 if there is none.
+
+    >>> out, ten, zero = np.empty((1, 2), np.uint64), np.uint64(10), np.uint64(0)
+    >>> state = np.array([[7, 0, 0, 0]], np.uint64)
+    >>> write_rounded_quotients(state, np.array([4]), ten, np.ones(1, np.uint8), np.uint64(99), zero, out), out.tolist()
+    (-1, [[18, 0]])
+    """
+    beyond, width = -1, states.shape[1]
+    work = np.empty(width + 1, np.uint64)
+    for i in range(wanted.size):
+        out[i, :] = ZERO
+        if counts[i] == 0:
+            continue
+        count, sign, carry, top = counts[i], ZERO - (states[i, width - 1] >> ALL), ZERO, 0
+        by, add = np.uint64(-count) if count < 0 else np.uint64(count), sign & ONE
+        for k in range(width + 1):
+            word = (states[i, k] ^ sign) + add if k < width else ZERO
+            add &= np.uint64(word == ZERO)
+            low, high = mul128(word, times)
+            low += carry
+            carry = high + np.uint64(low < carry)
+            work[k] = low
+            if low != ZERO:
+                top = k
+        # Divide by digits of 32 bits, or bit by bit if the count has more than 32 bits.
+        step = HALF if by >> HALF == ZERO else ONE
+        rest = low = high = over = ZERO
+        for k in range(top, -1, -1):
+            word = work[k]
+            for _ in range(np.int64(64) // np.int64(step)):
+                rest = (rest << step) | (word >> (np.uint64(64) - step))
+                word <<= step
+                over |= high >> (np.uint64(64) - step)
+                high, low = (high << step) | (low >> (np.uint64(64) - step)), (low << step) | (rest // by)
+                rest %= by
+        if rest >= by - rest:
+            low += ONE
+            high += np.uint64(low == ZERO)
+        if over != ZERO or high > most_high or (high == most_high and low > most_low):
+            if wanted[i] != 0 and beyond < 0:
+                beyond = i
+            continue
+        if (sign != ZERO) != (count < 0):
+            low = ZERO - low
+            high = ~high + np.uint64(low == ZERO)
+        out[i, 0] = low
+        if out.shape[1] == 2:
+            out[i, 1] = high
+    return beyond

@@ -351,16 +351,16 @@ def _build_state_writer(kinds: Kinds) -> Any:
 class AggregateLoops(NamedTuple):
     """The compiled loops of an aggregate.
 
-    ``fold`` computes the state after each cell from the rows that are present. If ``present`` is empty, all rows are
-    present. ``results`` computes the results of states.
+    ``fold`` replaces the state at each cell by the state after it, from the rows that are present. If no state is
+    before a cell, the state at the cell is the first one. If ``present`` is empty, all rows are present. ``results``
+    computes the results of states.
 
     >>> kinds = (False, True)
     >>> add, retract = lambda s, x: (s[0] + 1, s[1] + x), lambda s, x: (s[0] - 1, s[1] - x)
     >>> loops = AggregateLoops.from_functions(add, retract, lambda s: s[1], kinds)
     >>> ints = lambda *values: np.array(values, np.int64)
-    >>> before, out = np.zeros((1, 2), np.int64), np.zeros((1, 2), np.int64)
-    >>> cells = ints(0, 1), ints(0, 2), ints(0, 1)
-    >>> loops.fold(*cells, np.ones(2, np.uint8), np.array([0.5, 2.0]), ints(3, -1), before, before.view(float), out,
+    >>> out, before = np.zeros((1, 2), np.int64), np.array([-1], np.int32)
+    >>> loops.fold(ints(0, 1), ints(0, 2), before, np.ones(2, np.uint8), np.array([0.5, 2.0]), ints(3, -1), out,
     ...            out.view(float))
     >>> int(out[0, 0]), float(out.view(float)[0, 1])
     (2, -0.5)
@@ -383,27 +383,24 @@ def _build_loops(add: Any, retract: Any, result: Any, kinds: Kinds) -> Aggregate
     def fold(
         rows: Any,
         starts: Any,
-        firsts: Any,
+        before: Any,
         present: Any,
         values: Any,
         diffs: Any,
         ints: Any,
         doubles: Any,
-        out_ints: Any,
-        out_doubles: Any,
     ) -> None:
-        every = present.size == 0
-        for group in range(firsts.size - 1):
-            state = load(ints, doubles, group)
-            for cell in range(firsts[group], firsts[group + 1]):
-                for place in range(starts[cell], starts[cell + 1]):
-                    row = rows[place]
-                    if every or present[row] != 0:
-                        for _ in range(diffs[row]):
-                            state = add(state, values[row])
-                        for _ in range(-diffs[row]):
-                            state = retract(state, values[row])
-                store(state, out_ints, out_doubles, cell)
+        every, held = present.size == 0, ints.shape[0] - before.size
+        for cell in range(before.size):
+            state = load(ints, doubles, before[cell] if before[cell] >= 0 else held + cell)
+            for place in range(starts[cell], starts[cell + 1]):
+                row = rows[place]
+                if every or present[row] != 0:
+                    for _ in range(diffs[row]):
+                        state = add(state, values[row])
+                    for _ in range(-diffs[row]):
+                        state = retract(state, values[row])
+            store(state, ints, doubles, held + cell)
 
     def results(ints: Any, doubles: Any, wanted: Any, out: Any) -> None:
         for row in range(wanted.size):

@@ -19,18 +19,29 @@ from typing import Any, Final, NamedTuple, Self
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.types as pat
 
-from ddflow.columns.hashing import NONE, Ints, RowHasher, Secret, Words, has_two_word_identities
+from ddflow.columns.hashing import (
+    NONE,
+    Ints,
+    Narrow,
+    RowHasher,
+    Secret,
+    Words,
+    compute_canonical_words,
+    has_two_word_identities,
+    unpack_validity,
+)
 from ddflow.columns.layout import Arena, Column, to_arrow_arrays
-from ddflow.columns.rows import RowPool, Rows, gather_buffers, gather_table, row_values
-from ddflow.columns.schema import column_arrays
+from ddflow.columns.rows import RowPool, Rows, gather_arrays, gather_buffers, row_values
+from ddflow.columns.schema import column_arrays, is_word_type
 from ddflow.columns.sorting import SortedRows, sort_by_identity
 from ddflow.columns.widening import conform_to_wider_schema
 from ddflow.errors import AggregateOverflow
 from ddflow.kernels import accumulate as kernels
 from ddflow.kernels.resolve import LIVE, Prior
 from ddflow.kernels.sort import order_by_rank
-from ddflow.operators.aggregates.parts import BYTES, CountPart, StatePart, UpdatesByGroup, ValueOverflow
+from ddflow.operators.aggregates.parts import CountPart, StatePart, UpdatesByCell, ValueOverflow, view_words
 from ddflow.operators.aggregates.results import ROWS, FoldedAggregate, Key, UserAggregate, bind_sql_aggregate
 from ddflow.operators.base import GroupOperator, Hashes, OperatorContext, RunningOperator, as_updates, register_operator
 from ddflow.operators.ordered_rows import number_identities
@@ -130,14 +141,15 @@ class GroupedUpdates(NamedTuple):
     updates: Updates
     by: SortedRows
     prior: Prior
-    folding: UpdatesByGroup
-    ranks: Any
-    """int32[c]: the time ranks of the cells."""
-    before: Ints
-    """int64[c]: for each cell, the index of the state before it, or -1.
-
-    The states are the stored states of the groups, followed by the state after each cell.
-    """
+    place: Narrow
+    """int32[m]: the position of each group in ``by``."""
+    folding: UpdatesByCell
+    ranks: Narrow
+    """int32[c]: the time ranks of the cells, ascending."""
+    of: Narrow
+    """int32[c]: the group of each cell."""
+    rows: Ints
+    """int64[c]: the first row of each cell."""
 
 
 class RunningAggregate(RunningOperator):
@@ -166,8 +178,7 @@ class RunningAggregate(RunningOperator):
         self.arrangements = (Arrangement(self.schema, has_two_word_identities(groups), 0),)
         self.given, self.fields = RowPool(groups), [field.with_nullable(True) for field in groups]
         self.arena, self.keys, self.values = Arena(), RowHasher(groups, secret), RowHasher(self.state, secret)
-        self.results = RowHasher(pa.schema([*self.shown][len(groups) :]), secret)
-        self.identified = groups
+        self.identified, self.made = groups, RowPool(pa.schema([*self.shown][len(groups) :]))
 
     def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, ArrangementChange]:
         """See `RunningOperator.compute`. O(updates), plus the cost of updating the state of each group and time.
@@ -175,10 +186,9 @@ class RunningAggregate(RunningOperator):
         Raises `AggregateOverflow`, and the errors of the arguments' expressions.
         """
         step = self._group_updates(inputs[0])
-        held = gather_table(
-            self.output_arrangement.prepare_row_pool(), step.prior.reference[step.folding.lived], self.state
-        )
-        states = self._fold_parts(step, column_arrays(held))
+        references = step.prior.reference[step.prior.reference & LIVE != 0]
+        held = gather_arrays(self.output_arrangement.prepare_row_pool(), references, self.state)
+        states = self._fold_parts(step, held)
         out = self._build_updates(step, states)
         return out, self._build_group_changes(step, states, since)
 
@@ -193,21 +203,15 @@ class RunningAggregate(RunningOperator):
         number, first = number_identities(high, low, arena)
         by = sort_by_identity(high.take(first), low.take(first) if low.size else low, arena)
         prior, m = self.output_arrangement.look_up_keys(by.high, by.low, by.starts[:-1], arena), first.size
-        place = empty(m, np.int32)
+        place, latest = empty(m, np.int32), np.full(m, -1, np.int32)
         place[by.permutation] = np.arange(m, dtype=np.int32)
-        groups, rows = place.take(number), empty(n, np.int64)
-        order_by_rank(groups, np.empty(0, np.int64), np.int64(m), rows)
-        starts, ranks, firsts = empty(n + 1, np.int64), empty(n, np.int32), np.zeros(m + 1, np.int64)
-        c = kernels.find_group_times(rows, groups, updates.ranks, starts, ranks, firsts) if n else 0
         lived = np.flatnonzero(prior.reference & LIVE)
-        cells = kernels.GroupTimeCells(rows, starts[: c + 1], firsts)
-        before = np.arange(lived.size - 1, lived.size + c - 1)
-        before[firsts[:-1]] = -1
-        before[firsts[lived]] = np.arange(lived.size)
-        of = np.repeat(np.arange(m), np.diff(firsts))
-        return GroupedUpdates(
-            updates, by, prior, UpdatesByGroup(cells, updates.diffs, lived, m, of, None), ranks[:c], before
-        )
+        latest[by.permutation.take(lived)] = np.arange(lived.size, dtype=np.int32)
+        cells, before, ranks, of = (empty(n, np.int32) for _ in range(4))
+        rows = empty(n, np.int64)
+        c = kernels.number_cells(number, updates.ranks, latest, lived.size, cells, before, ranks, of, rows)
+        folding = UpdatesByCell(cells, before[:c], updates.diffs, lived.size)
+        return GroupedUpdates(updates, by, prior, place, folding, ranks[:c], of[:c], rows[:c])
 
     def _fold_parts(self, step: GroupedUpdates, held: Sequence[pa.Array]) -> list[pa.Array]:
         """Fold each part.
@@ -221,14 +225,13 @@ class RunningAggregate(RunningOperator):
         schema = pa.schema([rows.schema.field(name) for name in names])
         given = pa.RecordBatch.from_arrays(column_arrays(rows, names), schema=schema)
         values = {text: argument(given) for text, argument in self.arguments.items()}
-        out = list[pa.Array]()
+        out, folding = list[pa.Array](), step.folding
         for ((_, text), part), before in zip(self.parts.items(), held, strict=True):
-            folding = step.folding._replace(shared=out[0] if out else None)
             try:
-                after = part.fold_updates(folding, before, values.get(text))
+                out.append(part.fold_updates(folding, before, values.get(text)))
             except ValueOverflow as beyond:
                 raise self._build_overflow_error(step, beyond.place, text or "count(*)") from None
-            out.append(pa.concat_arrays([before, after]))
+            folding.counts = out[0]
         return out
 
     def _compute_results(self, states: Sequence[pa.Array]) -> tuple[Any, list[pa.Array], tuple[int, str] | None]:
@@ -249,21 +252,23 @@ class RunningAggregate(RunningOperator):
     def _build_updates(self, step: GroupedUpdates, states: Sequence[pa.Array]) -> Updates:
         """Compute the updates of the output, in the order of times."""
         there, results, refused = self._compute_results(states)
-        lived, c = step.folding.lived.size, step.folding.of.size
         if refused is not None:
-            raise self._build_overflow_error(step, refused[0] - lived, refused[1])
-        hashes, empty = self.results.compute_value_hashes(results, there.size), self.arena.choose_allocator(2 * c)
-        at, places, ranks, diffs = (empty(2 * c, kind) for kind in (np.int64, np.int64, np.int32, np.int64))
-        ends = np.empty(step.updates.times.size + 1, np.int64)
-        given = step.before, there.view(np.uint8), hashes, step.ranks, ends
-        made = kernels.list_differences(*given, at, places, ranks, diffs)
-        cells, taken = step.folding.cells, pa.array(places[:made])
+            raise self._build_overflow_error(step, *refused)
+        before, c = step.folding.before, step.folding.before.size
+        changed, empty = np.zeros(c, np.uint8), self.arena.choose_allocator(2 * c)
+        for each in results:
+            words = compute_canonical_words(each)[:, None] if is_word_type(each.type) else view_words(each, 2)
+            kernels.mark_changes(before, words, unpack_validity(each), changed)
+        cells, places, diffs = (empty(2 * c, np.int64) for _ in range(3))
+        made = kernels.list_changes(before, there.view(np.uint8), changed, cells, places, diffs)
+        self.made.set_batch(0, Rows.from_columns(results, self.made.shape, there.size))
         columns = [
-            *self._gather_groups(cells.rows.take(cells.starts.take(at[:made]))),
-            *(each.take(taken) for each in results),
+            *self._gather_groups(step.rows.take(cells[:made])),
+            *gather_buffers(self.made, places[:made], self.made.schema),
         ]
+        self.made.set_batch(0, None)
         rows = pa.Table.from_arrays(to_arrow_arrays(columns), schema=self.shown)
-        return Updates(rows, ranks[:made].copy(), diffs[:made].copy(), step.updates.times)
+        return Updates(rows, step.ranks.take(cells[:made]), diffs[:made].copy(), step.updates.times)
 
     def _gather_groups(self, rows: Ints) -> list[Column]:
         """Gather the group columns of the updates at the positions ``rows``."""
@@ -274,13 +279,17 @@ class RunningAggregate(RunningOperator):
 
         A cell makes a version if it changes the state.
         """
-        by, cells, prior, lived = step.by, step.folding.cells, step.prior, step.folding.lived.size
+        by, prior, lived = step.by, step.prior, step.folding.held
         # Of the versions of a group with times up to ``since``, only the last one is needed.
         since_rank = np.searchsorted(step.updates.times, since, side="right") - 1
-        early = step.ranks <= since_rank
-        following = np.append(early[1:] & (step.folding.of[1:] == step.folding.of[:-1]), False)
-        at = np.flatnonzero(~(early & following))
-        groups, kept = step.folding.of[at], [each.take(pa.array(at + lived)) for each in states]
+        earlier = step.folding.before[: np.searchsorted(step.ranks, since_rank, side="right")]
+        needed = np.ones(step.ranks.size, bool)
+        needed[earlier[earlier >= lived] - lived] = False
+        at = np.flatnonzero(needed)
+        groups, sorting = step.place.take(step.of.take(at)), np.empty(at.size, np.int64)
+        order_by_rank(groups, np.empty(0, np.int64), np.int64(step.place.size), sorting)
+        at, groups = at.take(sorting), groups.take(sorting)
+        kept = [each.take(pa.array(at + lived)) for each in states]
         hashes, live = self._hash_states(kept), np.zeros(at.size, bool)
         for part, each in zip(self.parts.values(), kept, strict=True):
             live |= part.mark_nonempty(each)
@@ -293,9 +302,9 @@ class RunningAggregate(RunningOperator):
         if differs.size < at.size:
             at, groups, hashes, live = at[differs], groups[differs], hashes[differs], live[differs]
             kept = [each.take(pa.array(differs)) for each in kept]
-        last = np.full(step.folding.groups, -1)
+        last = np.full(step.place.size, -1)
         last[groups] = np.arange(at.size)
-        payload = [*self._gather_groups(cells.rows.take(cells.starts.take(at))), *kept]
+        payload = [*self._gather_groups(step.rows.take(at)), *kept]
         batch = Batch(
             by.high.take(groups),
             by.low.take(groups) if by.low.size else by.low,
@@ -323,11 +332,11 @@ class RunningAggregate(RunningOperator):
         See `RunningOperator.cast_state_rows`.
         """
         # The states of deletions are arbitrary, so they become 0, empty or null.
-        none = {pa.int64(): pa.scalar(0), BYTES: pa.scalar(b"", BYTES)}
-        states = [
-            pc.if_else(pa.array(live), each, none[each.type]) if each.type in none else each
-            for each in column_arrays(rows, self.state.names)
-        ]
+        mask, states = pa.array(live), list[pa.Array]()
+        for each in column_arrays(rows, self.state.names):
+            wide = each.type.byte_width if pat.is_fixed_size_binary(each.type) else 0
+            none = pa.scalar(bytes(wide) if each.type != pa.int64() else 0, each.type)
+            states.append(pc.if_else(mask, each, none))
         shown, was = (pa.schema([*each.shown][len(self.groups) :]) for each in (self, narrow))
         if shown != was:
             there, results, _ = narrow._compute_results(states)
@@ -343,9 +352,9 @@ class RunningAggregate(RunningOperator):
         columns = [*column_arrays(arranged, self.groups.names), *results]
         return as_updates(pa.Table.from_arrays(columns, schema=self.shown)).take(np.flatnonzero(there))
 
-    def _build_overflow_error(self, step: GroupedUpdates, cell: int, what: str) -> AggregateOverflow:
-        """Build the error for a group whose value after a cell is outside its type."""
-        row = int(step.folding.cells.rows[step.folding.cells.starts[cell]])
+    def _build_overflow_error(self, step: GroupedUpdates, place: int, what: str) -> AggregateOverflow:
+        """Build the error for a group whose value after a cell is outside its type. ``place``: the cell's state."""
+        row = int(step.rows[place - step.folding.held])
         table = pa.Table.from_arrays(column_arrays(step.updates.rows, self.groups.names), schema=pa.schema(self.fields))
         found = f"{what} overflows its type for the group {row_values(table, row)}"
         return AggregateOverflow("sum", found, "cast its argument to a wider type; nothing of this step was kept")

@@ -20,8 +20,7 @@ from test_evolve import FOREVER, one, same, told
 import ddflow as dd
 from ddflow.columns.widening import conform_to_wider_schema
 from ddflow.errors import PlanChanged, SchemaMismatch
-from ddflow.kernels.accumulate import GroupTimeCells
-from ddflow.operators.aggregates.parts import BYTES, ExactSumPart, UpdatesByGroup
+from ddflow.operators.aggregates.parts import ExactSumPart, UpdatesByCell, build_sum_part
 from ddflow.partitions.rescale import rescale
 from ddflow.storage.memory import MemoryStore
 
@@ -54,11 +53,13 @@ def values(kind: pa.DataType, drawn: list[int | None]) -> pa.Array:
 
 def states(kind: pa.DataType, square: bool, column: pa.Array, diffs: list[int]) -> pa.Array:
     """What an exact part keeps of all of it, as of one group."""
-    n = len(diffs)
-    cells = GroupTimeCells(np.arange(n), np.array([0, n]), np.array([0, 1]))
-    nothing = np.empty(0, np.int64)
-    folding = UpdatesByGroup(cells, np.array(diffs, np.int64), nothing, 1, np.zeros(1, np.int64), None)
-    return ExactSumPart(kind, square).fold_updates(folding, pa.array([], BYTES), column)
+    cells, before = np.zeros(len(diffs), np.int32), np.full(min(len(diffs), 1), -1, np.int32)
+    folding, part = UpdatesByCell(cells, before, np.array(diffs, np.int64), 0), part_of(kind, square)
+    return part.fold_updates(folding, pa.array([], part.kind), column)
+
+
+def part_of(kind: pa.DataType, square: bool) -> Any:
+    return ExactSumPart(kind, square) if square else build_sum_part(kind)
 
 
 @effort(60)
@@ -70,11 +71,7 @@ def test_a_state_in_another_unit_is_the_one_that_the_wider_values_make(
     numbers, diffs = values(narrow, [n for n, _ in drawn]), [diff for _, diff in drawn]
     was = states(narrow, square, numbers, diffs)
     (wider,) = conform_to_wider_schema(pa.table({"n": numbers}), pa.schema({"n": wide})).columns
-    assert (
-        ExactSumPart(wide, square)
-        .widen_states(was, ExactSumPart(narrow, square))
-        .equals(states(wide, square, wider, diffs))
-    )
+    assert part_of(wide, square).widen_states(was, part_of(narrow, square)).equals(states(wide, square, wider, diffs))
 
 
 def aggregates(narrow: pa.DataType, wide: pa.DataType) -> dict[str, str]:

@@ -1,34 +1,34 @@
 """Keep a state for each group, such as an exact sum, and update it cell by cell. See `StatePart`.
 
->>> from ddflow.kernels.accumulate import GroupTimeCells
->>> ints = lambda *v: np.array(v, np.int64)
->>> folding = UpdatesByGroup(GroupTimeCells(ints(0, 1), ints(0, 2), ints(0, 1)), ints(1, -1), ints(), 1, ints(0), None)
+>>> few, ints = (lambda *v, t=t: np.array(v, t) for t in (np.int32, np.int64))
+>>> folding = UpdatesByCell(few(0, 0), few(-1), ints(1, -1), 0)
 >>> CountPart().fold_updates(folding, pa.array([], pa.int64()), pa.array([7, None])).to_pylist()
 [1]
+>>> part = build_sum_part(pa.int64())
+>>> decode_sums(part.fold_updates(folding, pa.array([], part.kind), pa.array([7, 5])))
+[2]
 >>> states = ExactSumPart(pa.float64()).fold_updates(folding, pa.array([], BYTES), pa.array([0.1, 0.1]))
->>> states.to_pylist()
-[b'']
->>> decode_sums(states)
-[0]
+>>> states.to_pylist(), decode_sums(states)
+([b''], [0])
 """
 
 from abc import abstractmethod
-from typing import Any, Final, NamedTuple
+from functools import cached_property
+from typing import Any, Final, cast
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
-from ddflow.columns.hashing import Ints, Words, unpack_validity, view_values
+from ddflow.columns.hashing import ALL_VALID, Ints, Narrow, Words, unpack_validity, view_values
 from ddflow.columns.layout import buffer_address, make_writable
 from ddflow.kernels import exact
-from ddflow.kernels.accumulate import GroupTimeCells, accumulate_diffs
+from ddflow.kernels.accumulate import accumulate_diffs
 from ddflow.kernels.exact_results import LEAST
+from ddflow.kernels.sort import order_by_rank
 
 BYTES: Final = pa.large_binary()
 INT64: Final = np.dtype(np.int64)
-FAR: Final = 1 << 61
-"""Counts below this bound can be added and subtracted without overflow."""
 
 
 class ValueOverflow(Exception):
@@ -39,26 +39,26 @@ class ValueOverflow(Exception):
         self.place = place
 
 
-class UpdatesByGroup(NamedTuple):
-    """The updates of a step, sorted by group and time.
+class UpdatesByCell:
+    """The n updates of a step by group and time. They form c cells; each cell has one group and one time.
 
-    The updates form c cells; each cell has one group and one time.
+    The states of a step are ``held`` stored states, followed by the state after each cell. See
+    `kernels.accumulate.number_cells` for ``cells`` and ``before``. ``diffs``: the diff of each row. ``counts``: the row
+    counts at all states, or None until they are computed.
     """
 
-    cells: GroupTimeCells
-    diffs: Ints
-    """int64[n]: the diff of each row."""
-    lived: Ints
-    """The groups that have a stored state, ascending."""
-    groups: int
-    """The number of groups."""
-    of: Ints
-    """int64[c]: the group of each cell."""
-    shared: pa.Array | None
-    """The row counts of the groups before the step, followed by the row counts after each cell.
+    def __init__(self, cells: Narrow, before: Narrow, diffs: Ints, held: int) -> None:
+        self.cells, self.before, self.diffs, self.held = cells, before, diffs, held
+        self.size, self.counts = held + before.size, cast("pa.Array | None", None)
 
-    None until they are computed.
-    """
+    @cached_property
+    def rows_by_cell(self) -> exact.RowsByCell:
+        """The rows of each cell, for parts that process one cell after another. O(n)."""
+        numbers, c = self.cells - np.int32(self.held), self.before.size
+        rows, starts = np.empty(numbers.size, np.int64), np.zeros(c + 1, np.int64)
+        order_by_rank(numbers, np.empty(0, np.int64), np.int64(c), rows)
+        np.cumsum(np.bincount(numbers, minlength=c), out=starts[1:])
+        return exact.RowsByCell(rows, starts)
 
 
 class StatePart:
@@ -71,12 +71,10 @@ class StatePart:
     kind: pa.DataType
 
     @abstractmethod
-    def fold_updates(self, folding: UpdatesByGroup, held: pa.Array, values: Any) -> pa.Array:
-        """Return the state after each cell.
+    def fold_updates(self, folding: UpdatesByCell, held: pa.Array, values: Any) -> pa.Array:
+        """Return the stored states ``held``, followed by the state after each cell.
 
         O(updates). Raises `ValueOverflow`.
-
-        ``held``: the stored states of the groups that have one.
         """
 
     @abstractmethod
@@ -93,20 +91,28 @@ class CountPart(StatePart):
 
     kind = pa.int64()
 
-    def fold_updates(self, folding: UpdatesByGroup, held: pa.Array, values: Any) -> pa.Array:
+    def fold_updates(self, folding: UpdatesByCell, held: pa.Array, values: Any) -> pa.Array:
         """See `StatePart.fold_updates`. ``values``: the values to count, or None to count all rows."""
-        before, had, n = np.zeros(folding.groups, np.int64), view_values(held, INT64), len(held)
-        if values is not None and not values.null_count and folding.shared is not None:
-            rows = view_values(folding.shared, INT64)
-            if all(max(each.max(initial=0), -each.min(initial=0)) < FAR for each in (rows, had)):
-                before[folding.lived] = had - rows[:n]
-                return pa.array(rows[n:] + before.take(folding.of))
-        out = np.empty(folding.cells.starts.size - 1, np.int64)
-        before[folding.lived] = had
-        present = np.empty(0, np.uint8) if values is None else unpack_validity(values)
-        beyond = accumulate_diffs(folding.cells, present, folding.diffs, before, out)
-        if beyond >= 0:
-            raise ValueOverflow(beyond)
+        had, rows = view_values(held, INT64), folding.counts
+        if (
+            rows is not None
+            and (values is None or not values.null_count)
+            and np.array_equal(view_values(rows, INT64)[: folding.held], had)
+        ):
+            return rows
+        out = np.empty(folding.size, np.int64)
+        out[: folding.held] = had
+        present = ALL_VALID if values is None else unpack_validity(values)
+        if accumulate_diffs(folding.cells, folding.before, present, folding.diffs, out):
+            # Add up the diffs in more words, to find out whether a sum is outside int64.
+            states = np.zeros((folding.size, 3), np.uint64)
+            states[: folding.held] = np.stack([had, had >> 63, had >> 63], 1).view(np.uint64)
+            ones = np.ones(folding.cells.size, np.uint64)
+            given = folding.cells, folding.before, ones, present, folding.diffs.view(np.uint64), False
+            exact.accumulate_words(*given, states)
+            beyond = np.flatnonzero((states[:, 1:] != (out >> 63).view(np.uint64)[:, None]).any(axis=1))
+            if beyond.size:
+                raise ValueOverflow(int(beyond[0]))
         return pa.Array.from_buffers(pa.int64(), out.size, [None, pa.py_buffer(out)])
 
     def mark_nonempty(self, states: pa.Array) -> Any:
@@ -118,17 +124,15 @@ FRACTION: Final = {"s": 0, "ms": 3, "us": 6, "ns": 9}
 """The number of decimal digits of a second in each time unit."""
 
 
-class ExactSumPart(StatePart):
+class SumPart(StatePart):
     """The exact sum of the values of a type, or of their squares; see `kernels.exact`.
 
     ``unit``, ``scale``: a state is a multiple of 2**unit / 10**scale; durations are in seconds.
 
-    >>> narrow, wide = ExactSumPart(pa.int32()), ExactSumPart(pa.decimal128(12, 2))
-    >>> decode_sums(wide.widen_states(pa.array([encode_sum(-7), b""], BYTES), narrow))
+    >>> narrow, wide = WordSumPart(pa.int32()), WordSumPart(pa.decimal128(12, 2))
+    >>> decode_sums(wide.widen_states(pa.array([encode_words(-7, 3), bytes(24)], narrow.kind), narrow))
     [-700, 0]
     """
-
-    kind = BYTES
 
     def __init__(self, of: pa.DataType, square: bool = False) -> None:
         self.square = square
@@ -142,34 +146,12 @@ class ExactSumPart(StatePart):
             of.scale if self.how == exact.DECIMAL else FRACTION[of.unit] if pat.is_duration(of) else 0
         )
 
-    def fold_updates(self, folding: UpdatesByGroup, held: pa.Array, values: Any) -> pa.Array:
-        """See `StatePart.fold_updates`."""
-        cells, values = folding.cells, values.cast(self.word)
-        size = 2 * len(values) if self.how == exact.DECIMAL else len(values)
-        at = np.dtype(np.uint64)
-        if self.how == exact.DECIMAL and size:
-            words: Words = make_writable(np.frombuffer(values.buffers()[1], at, size, 16 * values.offset))
-        else:
-            words = view_values(values, at)
-        held_ends, held_at = _lay_out_prior_states(folding, held)
-        work = np.zeros(exact.WORK, np.uint64)
-        ends, present = np.zeros(cells.starts.size, np.int64), unpack_validity(values)
-        out, begin, room = np.empty(0, np.uint8), 0, 64 * ends.size + exact.MOST
-        given = cells, words, present, folding.diffs.view(np.uint64), self.how, self.square, held_ends, held_at
-        while begin < folding.groups:
-            used, mine = int(ends[cells.firsts[begin]]), int(cells.firsts[begin + 1] - cells.firsts[begin])
-            more = np.empty(max(room, used + mine * exact.MOST), np.uint8)
-            more[:used] = out[:used]
-            out, room = more, 2 * more.size
-            begin = exact.accumulate_sums(*given, work, begin, ends, out)
-        return pa.Array.from_buffers(
-            BYTES, ends.size - 1, [None, pa.py_buffer(ends), pa.py_buffer(out[: int(ends[-1])].copy())]
-        )
-
-    def mark_nonempty(self, states: pa.Array) -> Any:
-        """See `StatePart.mark_nonempty`."""
-        ends, _ = find_state_ends(states)
-        return ends[1:] != ends[:-1]
+    def view_values(self, values: pa.Array) -> Words:
+        """Return the words of the values as in memory, two for each decimal."""
+        values = values.cast(self.word)
+        if self.how != exact.DECIMAL:
+            return view_values(values, np.dtype(np.uint64))
+        return view_words(values, 2).reshape(-1)
 
     def widen_states(self, states: pa.Array, narrow: Any) -> pa.Array:
         """Return the same sums as multiples of this part's unit, which is smaller than the narrow unit and divides it.
@@ -177,21 +159,88 @@ class ExactSumPart(StatePart):
         See `StatePart.widen_states`.
         """
         times = 10 ** (self.scale - narrow.scale) << (narrow.unit - self.unit)
-        if times == 1:
+        if times == 1 and self.kind == narrow.kind:
             return states
         # Only doubles can be NaN, and all doubles share one unit.
-        return pa.array([encode_sum(times * each) for each in decode_sums(states) if each is not None], BYTES)
+        return pa.array([self.encode(times * each) for each in decode_sums(states) if each is not None], self.kind)
+
+    @abstractmethod
+    def encode(self, number: int) -> bytes:
+        """Encode a multiple of the unit as a state."""
 
 
-def _lay_out_prior_states(folding: UpdatesByGroup, held: pa.Array) -> tuple[Ints, Any]:
-    """Write the states of all groups before the step one after the other.
+class WordSumPart(SumPart):
+    """The exact sum of integers or decimals, as an integer of a fixed number of words."""
 
-    Return where each state ends, and the address of the first state.
-    """
-    ends, at = find_state_ends(held)
-    sizes = np.zeros(folding.groups + 1, np.int64)
-    sizes[folding.lived + 1] = ends[1:] - ends[:-1]
-    return np.cumsum(sizes), at + np.uint64(ends[0])
+    def __init__(self, of: pa.DataType) -> None:
+        super().__init__(of)
+        # A value times a diff has 127 bits, or 190 bits for a decimal.
+        self.width = 4 if self.how == exact.DECIMAL else 3
+        self.kind = pa.binary(8 * self.width)
+
+    def fold_updates(self, folding: UpdatesByCell, held: pa.Array, values: Any) -> pa.Array:
+        """See `StatePart.fold_updates`."""
+        states = np.empty((folding.size, self.width), np.uint64)
+        states[: folding.held] = view_words(held, self.width)
+        given = folding.cells, folding.before, self.view_values(values), unpack_validity(values)
+        exact.accumulate_words(*given, folding.diffs.view(np.uint64), self.how == exact.DECIMAL, states)
+        return pa.Array.from_buffers(self.kind, folding.size, [None, pa.py_buffer(states)])
+
+    def mark_nonempty(self, states: pa.Array) -> Any:
+        """See `StatePart.mark_nonempty`."""
+        return view_words(states, self.width).any(axis=1)
+
+    def encode(self, number: int) -> bytes:
+        """See `SumPart.encode`."""
+        return encode_words(number, self.width)
+
+
+class ExactSumPart(SumPart):
+    """The exact sum of doubles or of squares, in as many digits as it has."""
+
+    kind = BYTES
+
+    def fold_updates(self, folding: UpdatesByCell, held: pa.Array, values: Any) -> pa.Array:
+        """See `StatePart.fold_updates`."""
+        n, (held_ends, _) = folding.held, find_state_ends(held)
+        ends, used, begin = np.zeros(folding.size + 1, np.int64), int(held_ends[-1] - held_ends[0]), 0
+        ends[: n + 1] = held_ends - held_ends[0]
+        out = np.empty(used + 64 * folding.before.size + exact.MOST, np.uint8)
+        if used:
+            out[:used] = np.frombuffer(held.buffers()[2], np.uint8, used, int(held_ends[0]))
+        given = folding.rows_by_cell, folding.before, self.view_values(values), unpack_validity(values)
+        work = np.zeros(exact.WORK, np.uint64)
+        while True:
+            words = folding.diffs.view(np.uint64), self.how, self.square, work
+            begin = exact.accumulate_sums(*given, *words, begin, ends, out)
+            used = int(ends[n + begin])
+            if begin == folding.before.size:
+                break
+            out = np.concatenate([out[:used], np.empty(used + exact.MOST, np.uint8)])
+        return pa.Array.from_buffers(BYTES, folding.size, [None, pa.py_buffer(ends), pa.py_buffer(out[:used].copy())])
+
+    def mark_nonempty(self, states: pa.Array) -> Any:
+        """See `StatePart.mark_nonempty`."""
+        ends, _ = find_state_ends(states)
+        return ends[1:] != ends[:-1]
+
+    def encode(self, number: int) -> bytes:
+        """See `SumPart.encode`."""
+        return encode_sum(number)
+
+
+def build_sum_part(of: pa.DataType) -> SumPart:
+    """Build the part that sums values of a type."""
+    return ExactSumPart(of) if pat.is_floating(of) else WordSumPart(of)
+
+
+def view_words(states: pa.Array, width: int) -> Words:
+    """Return the words of fixed-width states or decimals, uint64[n, width]. Do not write to the result."""
+    n = len(states)
+    if not n:
+        return np.empty((0, width), np.uint64)
+    found: Words = np.frombuffer(states.buffers()[1], np.uint64, n * width, states.offset * 8 * width)
+    return make_writable(found).reshape(n, width)
 
 
 def find_state_ends(states: pa.Array) -> tuple[Ints, Any]:
@@ -205,7 +254,14 @@ def find_state_ends(states: pa.Array) -> tuple[Ints, Any]:
 
 def decode_sums(states: pa.Array) -> list[int | None]:
     """Decode exact sums to multiples of their unit. A sum that includes NaN or infinities becomes None. O(bytes)."""
+    if pat.is_fixed_size_binary(states.type):
+        return [int.from_bytes(state, "little", signed=True) for state in states.to_pylist()]
     return [_decode_sum(state) for state in states.to_pylist()]
+
+
+def encode_words(number: int, width: int) -> bytes:
+    """Encode an integer as a state of ``width`` words."""
+    return number.to_bytes(8 * width, "little", signed=True)
 
 
 def encode_sum(number: int) -> bytes:

@@ -7,7 +7,7 @@ results are null. A group without rows has an empty state. The state of a user's
 >>> call = parse_aggregate("mean", "avg(x)")
 >>> aggregate = FUNCTIONS["avg"](call, pa.schema({"x": pa.int64()}))
 >>> aggregate.type, [type(part).__name__ for _, part in aggregate.parts.items()]
-(DataType(double), ['CountPart', 'ExactSumPart'])
+(DataType(double), ['CountPart', 'WordSumPart'])
 """
 
 import math
@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
-from ddflow.columns.hashing import Ints, unpack_validity, view_values
+from ddflow.columns.hashing import Ints, Words, unpack_validity, view_values
 from ddflow.columns.wider import find_widening
 from ddflow.errors import AggregateFailed
 from ddflow.expressions import Expression, compile as compile_expression
@@ -29,10 +29,12 @@ from ddflow.operators.aggregates.parts import (
     CountPart,
     ExactSumPart,
     StatePart,
-    UpdatesByGroup,
+    UpdatesByCell,
     ValueOverflow,
+    build_sum_part,
     decode_sums,
     find_state_ends,
+    view_words,
 )
 from ddflow.plan.aggregates import Aggregate, AggregateCall, AppliedAggregate, parse_aggregate
 
@@ -162,7 +164,7 @@ class NumericAggregate(FoldedAggregate):
         elif not (pat.is_integer(self.of) or pat.is_floating(self.of) or pat.is_decimal(self.of)):
             raise call.build_error(f"its argument is {self.of}, not a number", "cast it, as in cast(x as double)")
         self.add_count_part(self.text)
-        self.parts["sum", self.text] = part = ExactSumPart(self.of)
+        self.parts["sum", self.text] = part = build_sum_part(self.of)
         self.unit, self.scale = part.unit, part.scale
 
 
@@ -182,18 +184,11 @@ class SumAggregate(NumericAggregate):
         none = view_values(states[0], INT64) == 0
         if self.unit:
             return set_nulls(_divide_sums(states[1], np.ones(none.size, np.int64), self.unit), none)
-        words, fits = np.empty((none.size, 2), np.uint64), np.empty(none.size, np.uint8)
-        kernels.write_integers(*find_state_ends(states[1]), words, fits)
-        low, high = words[:, 0], words[:, 1].view(np.int64)
-        if pat.is_decimal(self.type):
-            most = 10**self.type.precision - 1
-            above = (high > most >> 64) | ((high == most >> 64) & (low > most & (2**64 - 1)))
-            below = (high < -most >> 64) | ((high == -most >> 64) & (low < -most & (2**64 - 1)))
-            _check_results_fit((fits != 0) & ~above & ~below, there & ~none)
-            given = pa.Array.from_buffers(pa.decimal128(38, self.scale), none.size, [None, pa.py_buffer(words)])
-            return given.filter(pa.array(~none)).cast(self.type, safe=False).take(_number_non_nulls(none))
-        _check_results_fit((fits != 0) & (high == low.view(np.int64) >> 63), there & ~none)
-        return set_nulls(low.view(np.int64), none).cast(self.type)
+        given = view_words(states[1], states[1].type.byte_width // 8), (there & ~none).view(np.uint8)
+        most, wide = (10**self.type.precision - 1, 2) if pat.is_decimal(self.type) else (2**63 - 1, 1)
+        out = np.empty((none.size, wide), np.uint64)
+        bounds = np.uint64(most & 2**64 - 1), np.uint64(most >> 64), np.uint64(wide - 1)
+        return build_results(self.type, kernels.write_integers(*given, *bounds, out), out, none)
 
 
 class AverageAggregate(NumericAggregate):
@@ -213,20 +208,14 @@ class AverageAggregate(NumericAggregate):
         none = counts == 0
         if self.type == DOUBLE:
             return set_nulls(_divide_sums(states[1], counts, self.unit), none)
-        size, most, more = 8, 1 << 63, 1
+        most, wide, times = 2**63 - 1, 1, 1
         if pat.is_decimal(self.type):
-            size, most, more = 16, 10**self.type.precision, 10 ** (self.type.scale - self.scale)
-        out = []
-        for place, (total, n) in enumerate(zip(decode_sums(states[1]), counts.tolist(), strict=True)):
-            assert total is not None
-            up, by = (2 * abs(total) * more + abs(n), 2 * abs(n)) if n else (0, 1)
-            found = up // by if (total < 0) == (n < 0) else -(up // by)  # round half away from zero
-            if abs(found) >= most and there[place]:
-                raise ValueOverflow(place)
-            out.append(found if abs(found) < most else 0)
-        words = b"".join(each.to_bytes(size, "little", signed=True) for each in out)
-        given = pa.Array.from_buffers(self.type, len(out), [None, pa.py_buffer(words)])
-        return given.take(_number_non_nulls(none, np.arange(none.size)))
+            most, wide, times = 10**self.type.precision - 1, 2, 10 ** (self.type.scale - self.scale)
+        given = view_words(states[1], states[1].type.byte_width // 8), counts, np.uint64(times)
+        bounds = np.uint64(most & 2**64 - 1), np.uint64(most >> 64)
+        out = np.empty((none.size, wide), np.uint64)
+        beyond = kernels.write_rounded_quotients(*given, there.view(np.uint8), *bounds, out)
+        return build_results(self.type, beyond, out, none)
 
     def list_incompatibilities(self, narrow: Any) -> Iterator[str]:
         """Yield a reason if the scale or the time unit differs, because the results would then be rounded differently.
@@ -291,21 +280,25 @@ def set_nulls(values: Any, none: Any) -> pa.Array:
     return pa.array(np.ascontiguousarray(values), mask=none if none.any() else None)
 
 
-def _check_results_fit(fits: Any, there: Any) -> None:
-    beyond = np.flatnonzero(there & ~fits)
-    if beyond.size:
-        raise ValueOverflow(int(beyond[0]))
+def build_results(kind: pa.DataType, beyond: int, words: Words, none: Any) -> pa.Array:
+    """Build an array of type ``kind`` from words, with nulls at the positions that ``none`` marks.
 
-
-def _number_non_nulls(none: Any, at: Ints | None = None) -> pa.Array:
-    """Count up the values that are not null. Return counts, or ``at`` if given, with null for each null value."""
-    return pa.array(np.cumsum(~none) - 1 if at is None else at, mask=none)
+    Raises `ValueOverflow` if ``beyond`` is a position.
+    """
+    if beyond >= 0:
+        raise ValueOverflow(beyond)
+    valid = pa.py_buffer(np.packbits(~none, bitorder="little")) if none.any() else None
+    return pa.Array.from_buffers(kind, none.size, [valid, pa.py_buffer(words)])
 
 
 def _divide_sums(states: pa.Array, counts: Ints, unit: int) -> Any:
     """Divide exact sums by counts, and round each quotient once. The quotient for a count of 0 is arbitrary."""
     out = np.empty(counts.size)
-    if kernels.write_quotients(*find_state_ends(states), counts, unit, out) >= 0:
+    if unit:
+        wide = kernels.write_quotients(*find_state_ends(states), counts, unit, out)
+    else:
+        wide = kernels.divide_words(view_words(states, states.type.byte_width // 8), counts, out)
+    if wide >= 0:
         for place in np.flatnonzero(np.abs(counts) >= 1 << 32).tolist():
             (total,) = decode_sums(states.slice(place, 1))
             if total is not None:
@@ -338,15 +331,13 @@ class UserStatePart(StatePart):
     """The states of a user's aggregate. ``of``: the type of the aggregated values.
 
     >>> from ddflow.plan.aggregates import Aggregate
-    >>> from ddflow.kernels.accumulate import GroupTimeCells
-    >>> from ddflow.operators.aggregates.parts import UpdatesByGroup
+    >>> from ddflow.operators.aggregates.parts import UpdatesByCell
     >>> total = Aggregate((0.0,), lambda s, x: (s[0] + x,), lambda s, x: (s[0] - x,), lambda s: s[0])
     >>> part = UserStatePart(total, pa.int32())
-    >>> ints = lambda *v: np.array(v, np.int64)
-    >>> folding = UpdatesByGroup(GroupTimeCells(ints(0, 1), ints(0, 2), ints(0, 1)), ints(1, 2), ints(), 1, ints(0),
-    ...     None)
+    >>> few = lambda *v: np.array(v, np.int32)
+    >>> folding = UpdatesByCell(few(0, 0), few(-1), np.array([1, 2]), 0)
     >>> states = part.fold_updates(folding, pa.array([], part.kind), pa.array([7, 4], pa.int32()))
-    >>> part.view_state_words(states)[0].view(float).tolist(), part.mark_nonempty(states).tolist()
+    >>> view_words(states, 1)[0].view(float).tolist(), part.mark_nonempty(states).tolist()
     ([15.0], [True])
     """
 
@@ -358,37 +349,27 @@ class UserStatePart(StatePart):
         zero = [np.array([each]).view(np.int64) for each in aggregate.zero]
         self.zero: Ints = np.concatenate(zero)
 
-    def view_state_words(self, states: pa.Array) -> Ints:
-        """Return the words of states, int64[n, width]."""
-        n, size = len(states), self.kind.byte_width
-        if not n:
-            return np.empty((0, self.width), np.int64)
-        found = np.frombuffer(states.buffers()[1], np.uint8, n * size, states.offset * size)
-        words: Ints = found.copy().view(np.int64).reshape(n, self.width)
-        return words
-
-    def fold_updates(self, folding: UpdatesByGroup, held: pa.Array, values: Any) -> pa.Array:
+    def fold_updates(self, folding: UpdatesByCell, held: pa.Array, values: Any) -> pa.Array:
         """See `StatePart.fold_updates`. A user function is called once for each added or retracted value."""
-        rows, starts, firsts = folding.cells
-        before = np.tile(self.zero, (folding.groups, 1))
-        before[folding.lived] = self.view_state_words(held)
-        out = np.empty((starts.size - 1, self.width), np.int64)
+        out = np.empty((folding.size, self.width), np.int64)
+        out[: folding.held], out[folding.held :] = view_words(held, self.width).view(np.int64), self.zero
         kind = (pa.float64(), np.dtype(np.float64)) if self.double else (pa.int64(), INT64)
         words = view_values(values.cast(kind[0]), kind[1])
-        states = before, before.view(np.float64), out, out.view(np.float64)
-        self._run_loop(self.loops.fold, rows, starts, firsts, unpack_validity(values), words, folding.diffs, *states)
-        return pa.Array.from_buffers(self.kind, starts.size - 1, [None, pa.py_buffer(out)])
+        states = folding.diffs, out, out.view(np.float64)
+        given = *folding.rows_by_cell, folding.before, unpack_validity(values), words
+        self._run_loop(self.loops.fold, *given, *states)
+        return pa.Array.from_buffers(self.kind, folding.size, [None, pa.py_buffer(out)])
 
     def compute_results(self, states: pa.Array, wanted: Any) -> Any:
         """Compute the results of the states that ``wanted`` marks."""
-        words, kind = self.view_state_words(states), self.aggregate.type
+        words, kind = view_words(states, self.width).view(np.int64), self.aggregate.type
         out = np.zeros(wanted.size, np.float64 if pat.is_floating(kind) else np.int64)
         self._run_loop(self.loops.results, words, words.view(np.float64), wanted.view(np.uint8), out)
         return out
 
     def mark_nonempty(self, states: pa.Array) -> Any:
         """See `StatePart.mark_nonempty`."""
-        return (self.view_state_words(states) != self.zero).any(axis=1)
+        return (view_words(states, self.width).view(np.int64) != self.zero).any(axis=1)
 
     def _run_loop(self, loop: Any, *given: Any) -> None:
         try:
