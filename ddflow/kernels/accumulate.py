@@ -147,6 +147,7 @@ def number_cells(
     groups: Narrow,
     ranks: Narrow,
     latest: Narrow,
+    seen: Narrow,
     held: int,
     cells: Narrow,
     before: Narrow,
@@ -163,6 +164,7 @@ def number_cells(
     - groups, int32[n]: the group of each row, numbered from 0.
     - ranks, int32[n]: the rank of each row's time, ascending.
     - latest, int32[g]: the place of each group's stored state, -1 for none. The kernel replaces it by the last cell.
+    - seen, int32[g]: scratch memory, all -1.
 
     Output, for n rows and at most n cells:
     - cells: the cell of each row.
@@ -171,21 +173,20 @@ def number_cells(
 
     >>> few = lambda *v: np.array(v, np.int32)
     >>> out = [few(0, 0, 0) for _ in range(4)]
-    >>> number_cells(few(0, 1, 0), few(0, 0, 1), few(-1, 0), 1, *out, np.zeros(3, np.int64))
+    >>> number_cells(few(0, 1, 0), few(0, 0, 1), few(-1, 0), few(-1, -1), 1, *out, np.zeros(3, np.int64))
     3
     >>> out[0].tolist(), out[1].tolist()
     ([1, 2, 3], [-1, 0, 1])
     """
     found = 0
     for row in range(groups.size):
-        group = groups[row]
-        at = latest[group]
-        if at < held or cell_ranks[at - held] != ranks[row]:
-            before[found], cell_ranks[found], cell_groups[found], rows[found] = at, ranks[row], group, row
-            at = held + found
-            latest[group] = at
-            found += 1
-        cells[row] = at
+        group, rank = groups[row], ranks[row]
+        # Without a branch, because half of the rows begin a cell and the processor cannot predict which.
+        begins, old = seen[group] != rank, latest[group]
+        before[found], cell_ranks[found], cell_groups[found], rows[found] = old, rank, group, row
+        at = held + found if begins else old
+        latest[group], seen[group], cells[row] = at, rank, at
+        found += np.int64(begins)
     return found
 
 
@@ -197,8 +198,8 @@ def accumulate_diffs(cells: Narrow, before: Narrow, present: Flags, diffs: Ints,
     - cells, before: see `number_cells`.
     - present, uint8[n]: 0 for each row to leave out. An array of size 0 includes all rows.
     - diffs, int64[n]: the diff of each row.
-    - states, int64[s]: the stored multiplicities. The kernel writes the multiplicity after each cell to the last c
-      elements.
+    - states, int64[s]: the stored multiplicities, then 0 for each cell, which the kernel replaces by the multiplicity
+      after the cell.
 
     Returns whether a sum wrapped. A sum can wrap twice and be right at the end.
 
@@ -206,20 +207,20 @@ def accumulate_diffs(cells: Narrow, before: Narrow, present: Flags, diffs: Ints,
     >>> accumulate_diffs(few + 1, few, np.empty(0, np.uint8), np.array([3]), states), states.tolist()
     (False, [4, 7])
     """
-    held, every, wrapped = states.size - before.size, present.size == 0, False
-    found = held
+    held, every, wrapped = states.size - before.size, present.size == 0, np.int64(0)
     for row in range(cells.size):
-        at = cells[row]
-        if at == found:
-            prior = before[at - held]
-            states[at] = states[prior] if prior >= 0 else 0
-            found += 1
         if every or present[row] != 0:
-            now, diff = states[at], diffs[row]
+            now, diff = states[cells[row]], diffs[row]
             total = now + diff
-            wrapped |= ((now ^ total) & (diff ^ total)) < 0
-            states[at] = total
-    return bool(wrapped)
+            wrapped |= (now ^ total) & (diff ^ total)
+            states[cells[row]] = total
+    for cell in range(before.size):
+        if before[cell] >= 0:
+            now, diff = states[before[cell]], states[held + cell]
+            total = now + diff
+            wrapped |= (now ^ total) & (diff ^ total)
+            states[held + cell] = total
+    return bool(wrapped < 0)
 
 
 @kernel

@@ -320,6 +320,25 @@ def accumulate_sums(
 
 
 @kernel
+def _add_words(
+    states: Words2d, at: int, low: np.uint64, middle: np.uint64, high: np.uint64, top: np.uint64, width: int
+) -> None:
+    """Add an integer of ``width`` words, 3 or 4, to a state."""
+    total = states[at, 0] + low
+    states[at, 0], carry = total, np.uint64(total < low)
+    middle += carry
+    carry = np.uint64(middle < carry)
+    total = states[at, 1] + middle
+    states[at, 1], carry = total, carry + np.uint64(total < middle)
+    high += carry
+    carry = np.uint64(high < carry)
+    total = states[at, 2] + high
+    states[at, 2] = total
+    if width == 4:
+        states[at, 3] += top + carry + np.uint64(total < high)
+
+
+@kernel
 def accumulate_words(
     cells: Narrow, before: Narrow, values: Words, present: Flags, diffs: Words, wide: bool, states: Words2d
 ) -> None:
@@ -328,27 +347,19 @@ def accumulate_words(
     - cells, before: see `number_cells`.
     - values: the value of each row, int64[n] viewed as uint64, or 128-bit integers, uint64[2 n], if ``wide``.
     - present, diffs: as for `accumulate_sums`.
-    - states, uint64[s, w]: the stored sums, integers of w words, 3 or 4. The kernel writes the sum after each cell to
-      the last c elements.
+    - states, uint64[s, w]: the stored sums, of 3 or 4 words, then 0 for each cell, which the kernel replaces
+      by the sum after the cell.
 
     >>> few, five, states = np.zeros(1, np.int32), np.array([5], np.uint64), np.zeros((2, 3), np.uint64)
     >>> states[0, 0] = 4
     >>> accumulate_words(few + 1, few, five, np.empty(0, np.uint8), five, False, states), states[1].tolist()
     (None, [29, 0, 0])
     """
-    width, every = states.shape[1], present.size == 0
-    held = states.shape[0] - before.size
-    found = held
+    every, held, width = present.size == 0, states.shape[0] - before.size, states.shape[1]
     for row in range(cells.size):
-        at = cells[row]
-        if at == found:
-            prior = before[at - held]
-            for k in range(width):
-                states[at, k] = states[prior, k] if prior >= 0 else ZERO
-            found += 1
         if not every and present[row] == 0:
             continue
-        # The sign of a factor is worth the other factor, shifted by the factor's width.
+        # Multiply without signs. A negative factor is then worth the other factor too much, one factor's width higher.
         diff, low = diffs[row], values[2 * row] if wide else values[row]
         high = values[2 * row + 1] if wide else ZERO - (low >> ALL)
         word, upper = mul128(low, diff)
@@ -359,13 +370,9 @@ def accumulate_words(
         part = low & below
         top -= (high & below) + (diff & (ZERO - (high >> ALL))) + np.uint64(upper < part)
         upper -= part
-        sign = ZERO - (top >> ALL)
-        total = states[at, 0] + word
-        carry = np.uint64(total < word)
-        states[at, 0] = total
-        for k in range(1, width):
-            part = upper if k == 1 else top if k == 2 else sign
-            total = states[at, k] + part
-            over = np.uint64(total < part)
-            states[at, k] = total + carry
-            carry = over | np.uint64(states[at, k] < carry)
+        _add_words(states, np.int64(cells[row]), word, upper, top, ZERO - (top >> ALL), width)
+    for cell in range(before.size):
+        old = before[cell]
+        if old >= 0:
+            last = states[old, 3] if width == 4 else ZERO
+            _add_words(states, held + cell, states[old, 0], states[old, 1], states[old, 2], last, width)

@@ -203,13 +203,13 @@ class RunningAggregate(RunningOperator):
         number, first = number_identities(high, low, arena)
         by = sort_by_identity(high.take(first), low.take(first) if low.size else low, arena)
         prior, m = self.output_arrangement.look_up_keys(by.high, by.low, by.starts[:-1], arena), first.size
-        place, latest = empty(m, np.int32), np.full(m, -1, np.int32)
+        place, latest, seen = empty(m, np.int32), np.full(m, -1, np.int32), np.full(m, -1, np.int32)
         place[by.permutation] = np.arange(m, dtype=np.int32)
         lived = np.flatnonzero(prior.reference & LIVE)
         latest[by.permutation.take(lived)] = np.arange(lived.size, dtype=np.int32)
         cells, before, ranks, of = (empty(n, np.int32) for _ in range(4))
         rows = empty(n, np.int64)
-        c = kernels.number_cells(number, updates.ranks, latest, lived.size, cells, before, ranks, of, rows)
+        c = kernels.number_cells(number, updates.ranks, latest, seen, lived.size, cells, before, ranks, of, rows)
         folding = UpdatesByCell(cells, before[:c], updates.diffs, lived.size)
         return GroupedUpdates(updates, by, prior, place, folding, ranks[:c], of[:c], rows[:c])
 

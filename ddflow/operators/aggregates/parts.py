@@ -100,7 +100,7 @@ class CountPart(StatePart):
             and np.array_equal(view_values(rows, INT64)[: folding.held], had)
         ):
             return rows
-        out = np.empty(folding.size, np.int64)
+        out = np.zeros(folding.size, np.int64)
         out[: folding.held] = had
         present = ALL_VALID if values is None else unpack_validity(values)
         if accumulate_diffs(folding.cells, folding.before, present, folding.diffs, out):
@@ -180,7 +180,7 @@ class WordSumPart(SumPart):
 
     def fold_updates(self, folding: UpdatesByCell, held: pa.Array, values: Any) -> pa.Array:
         """See `StatePart.fold_updates`."""
-        states = np.empty((folding.size, self.width), np.uint64)
+        states = np.zeros((folding.size, self.width), np.uint64)
         states[: folding.held] = view_words(held, self.width)
         given = folding.cells, folding.before, self.view_values(values), unpack_validity(values)
         exact.accumulate_words(*given, folding.diffs.view(np.uint64), self.how == exact.DECIMAL, states)
