@@ -161,6 +161,15 @@ def view_values(column: pa.Array, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
     return found if found.flags.writeable else make_writable(found)
 
 
+def view_words(column: pa.Array, width: int) -> Words:
+    """Return the words of decimals or of fixed-width bytes, uint64[n, width]. Do not write to the result."""
+    size = len(column) * width
+    if not size:
+        return np.empty((0, width), np.uint64)
+    found: Words = np.frombuffer(column.buffers()[1], np.uint64, size, column.offset * 8 * width)
+    return make_writable(found).reshape(len(column), width)
+
+
 def compute_sortable_words(column: pa.Array) -> Ints:
     """Compute words that sort like the values, as int64[n], for a column of a word type.
 

@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
+from ddflow.columns.hashing import ALL_VALID, unpack_validity, view_words
 from ddflow.errors import shorten
 from ddflow.expressions.casts import build_cast
 from ddflow.expressions.digits import WIDEST, compute_with_numpy, rescale_decimals
@@ -46,11 +47,13 @@ from ddflow.expressions.types import (
     sql_name,
     to_decimal_type,
 )
+from ddflow.kernels.decimals import combine_decimals
 
 _ADDED: Final[dict[str, Compute]] = {"+": pc.add_checked, "-": pc.subtract_checked}
 _PARTS: Final = {"DAY": (86_400, None), "HOUR": (3_600, 24), "MINUTE": (60, 60)}
 """For each part of a duration: its length in seconds, and how many times it fits into the next larger part."""
 FIELDS: Final = (*_PARTS, "EPOCH")
+WORD: Final = 2**64 - 1
 
 
 def duration_arithmetic(sign: str, left: Node, right: Node) -> Node | None:
@@ -285,6 +288,8 @@ def _convert_to_decimal(node: Node, kind: pa.DataType) -> Node:
 
 
 def _decimal_arithmetic(sign: str, left: Node, right: Node) -> Node:
+    if sign in "+-*":
+        return _combine_decimals(sign, left, right)
     result, compute = _DECIMALS[sign](left.type, right.type)
     if left.constant is not None and not left.constant.is_valid:
         return null(result)
@@ -293,34 +298,55 @@ def _decimal_arithmetic(sign: str, left: Node, right: Node) -> Node:
         value = compute(a, b)
         fitted = rescale_decimals(value, result.precision, result.scale)
         if fitted.null_count > value.null_count:
-            raise pa.ArrowInvalid(f"overflow: a result does not fit {sql_name(result)}")
+            raise _build_overflow(result)
         return fitted
 
     node = build_compute_node(accept_scalars(exact), left, right, fallible=True)
     return build_cast(node, INT64) if sign == "div" else node
 
 
+def _build_overflow(kind: pa.DataType) -> pa.ArrowInvalid:
+    return pa.ArrowInvalid(f"overflow: a result does not fit {sql_name(kind)}")
+
+
 Plan = tuple[pa.DataType, Compute]
 
 
-def _plan_sum(compute: Compute) -> Callable[[pa.DataType, pa.DataType], Plan]:
-    def plan(a: pa.DataType, b: pa.DataType) -> Plan:
+def _combine_decimals(sign: str, left: Node, right: Node) -> Node:
+    """Add, subtract or multiply decimals, in one pass over the rows."""
+    a, b = left.type, right.type
+    if sign == "*":
+        scale, precision = a.scale + b.scale, a.precision + b.precision + 1
+        _check_digit_count(precision, sign, a, b)
+        factors = []
+    else:
         scale = max(a.scale, b.scale)
         precision = max(a.precision - a.scale, b.precision - b.scale) + scale + 1
-        return bounded_decimal(precision, scale), _compute_wide_if_needed(compute, precision)
+        factors = [10 ** (scale - a.scale), 10 ** (scale - b.scale) * (1 if sign == "+" else -1)]
+    result = bounded_decimal(precision, scale)
+    by = [np.array([[each & WORD, each >> 64 & WORD]], np.uint64) for each in factors]
+    most = 10**result.precision - 1
+    bounds = scale - result.scale, np.uint64(most & WORD), np.uint64(most >> 64)
 
-    return plan
+    def compute(x: Datum, y: Datum) -> Datum:
+        rows = [len(each) for each in (x, y) if not isinstance(each, pa.Scalar)]
+        if any(isinstance(each, pa.Scalar) and not each.is_valid for each in (x, y)):
+            return pa.scalar(None, result)
+        n, present = rows[0] if rows else 1, ALL_VALID
+        arrays = [pa.array([each.as_py()], each.type) if isinstance(each, pa.Scalar) else each for each in (x, y)]
+        for each in arrays:
+            if each.null_count:
+                mine = unpack_validity(each)
+                present = mine & present if present.size else mine
+        (one, other), words = (view_words(each, 2) for each in arrays), np.empty((n, 2), np.uint64)
+        given = (one, by[0], other, by[1]) if by else (one, other, np.empty((0, 2), np.uint64), one)
+        if combine_decimals(*given, present, *bounds, words) >= 0:
+            raise _build_overflow(result)
+        valid = pa.py_buffer(np.packbits(present, bitorder="little")) if present.size else None
+        out = pa.Array.from_buffers(result, n, [valid, pa.py_buffer(words)])
+        return out if rows else out[0]
 
-
-def _plan_product(a: pa.DataType, b: pa.DataType) -> Plan:
-    precision = a.precision + b.precision + 1
-    _check_digit_count(precision, "*", a, b)
-    return bounded_decimal(precision, a.scale + b.scale), _compute_wide_if_needed(pc.multiply_checked, precision)
-
-
-def _compute_wide_if_needed(compute: Compute, precision: int) -> Compute:
-    """Return ``compute`` if its result has at most 38 digits. Otherwise return a version that computes in 76 digits."""
-    return compute if precision <= MOST_DIGITS else lambda x, y: compute(_widen_decimals(x), _widen_decimals(y))
+    return build_compute_node(compute, left, right, fallible=True)
 
 
 def _plan_quotient(a: pa.DataType, b: pa.DataType) -> Plan:
@@ -399,9 +425,6 @@ def _widen_decimals(values: Datum) -> Datum:
 
 
 _DECIMALS: dict[str, Callable[[pa.DataType, pa.DataType], Plan]] = {
-    "+": _plan_sum(pc.add_checked),
-    "-": _plan_sum(pc.subtract_checked),
-    "*": _plan_product,
     "/": _plan_quotient,
     "div": _plan_whole_quotient,
     "%": _plan_remainder(positive=False),

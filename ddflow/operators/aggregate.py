@@ -31,6 +31,7 @@ from ddflow.columns.hashing import (
     compute_canonical_words,
     has_two_word_identities,
     unpack_validity,
+    view_words,
 )
 from ddflow.columns.layout import Arena, Column, to_arrow_arrays
 from ddflow.columns.rows import RowPool, Rows, gather_arrays, gather_buffers, row_values
@@ -41,7 +42,7 @@ from ddflow.errors import AggregateOverflow
 from ddflow.kernels import accumulate as kernels
 from ddflow.kernels.resolve import LIVE, Prior
 from ddflow.kernels.sort import order_by_rank
-from ddflow.operators.aggregates.parts import CountPart, StatePart, UpdatesByCell, ValueOverflow, view_words
+from ddflow.operators.aggregates.parts import CountPart, StatePart, UpdatesByCell, ValueOverflow
 from ddflow.operators.aggregates.results import ROWS, FoldedAggregate, Key, UserAggregate, bind_sql_aggregate
 from ddflow.operators.base import GroupOperator, Hashes, OperatorContext, RunningOperator, as_updates, register_operator
 from ddflow.operators.ordered_rows import number_identities

@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
-from ddflow.columns.hashing import ALL_VALID, Ints, Narrow, Words, unpack_validity, view_values
+from ddflow.columns.hashing import ALL_VALID, Ints, Narrow, Words, unpack_validity, view_values, view_words
 from ddflow.columns.layout import buffer_address, make_writable
 from ddflow.kernels import exact
 from ddflow.kernels.accumulate import accumulate_diffs
@@ -232,15 +232,6 @@ class ExactSumPart(SumPart):
 def build_sum_part(of: pa.DataType) -> SumPart:
     """Build the part that sums values of a type."""
     return ExactSumPart(of) if pat.is_floating(of) else WordSumPart(of)
-
-
-def view_words(states: pa.Array, width: int) -> Words:
-    """Return the words of fixed-width states or decimals, uint64[n, width]. Do not write to the result."""
-    n = len(states)
-    if not n:
-        return np.empty((0, width), np.uint64)
-    found: Words = np.frombuffer(states.buffers()[1], np.uint64, n * width, states.offset * 8 * width)
-    return make_writable(found).reshape(n, width)
 
 
 def find_state_ends(states: pa.Array) -> tuple[Ints, Any]:

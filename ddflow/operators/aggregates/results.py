@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
-from ddflow.columns.hashing import Ints, Words, unpack_validity, view_values
+from ddflow.columns.hashing import Ints, Words, unpack_validity, view_values, view_words
 from ddflow.columns.wider import find_widening
 from ddflow.errors import AggregateFailed
 from ddflow.expressions import Expression, compile as compile_expression
@@ -34,7 +34,6 @@ from ddflow.operators.aggregates.parts import (
     build_sum_part,
     decode_sums,
     find_state_ends,
-    view_words,
 )
 from ddflow.plan.aggregates import Aggregate, AggregateCall, AppliedAggregate, parse_aggregate
 
