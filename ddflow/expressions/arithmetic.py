@@ -318,15 +318,15 @@ def _combine_decimals(sign: str, left: Node, right: Node) -> Node:
     if sign == "*":
         scale, precision = a.scale + b.scale, a.precision + b.precision + 1
         _check_digit_count(precision, sign, a, b)
-        factors = []
+        powers = []
     else:
         scale = max(a.scale, b.scale)
         precision = max(a.precision - a.scale, b.precision - b.scale) + scale + 1
-        factors = [10 ** (scale - a.scale), 10 ** (scale - b.scale) * (1 if sign == "+" else -1)]
+        powers = [10 ** (scale - a.scale), 10 ** (scale - b.scale) * (1 if sign == "+" else -1)]
     result = bounded_decimal(precision, scale)
-    by = [np.array([[each & WORD, each >> 64 & WORD]], np.uint64) for each in factors]
+    by = [np.array([[each & WORD, each >> 64 & WORD]], np.uint64) for each in powers]
     most = 10**result.precision - 1
-    bounds = scale - result.scale, np.uint64(most & WORD), np.uint64(most >> 64)
+    bounds = np.uint64(most & WORD), np.uint64(most >> 64)
 
     def compute(x: Datum, y: Datum) -> Datum:
         rows = [len(each) for each in (x, y) if not isinstance(each, pa.Scalar)]
@@ -339,8 +339,9 @@ def _combine_decimals(sign: str, left: Node, right: Node) -> Node:
                 mine = unpack_validity(each)
                 present = mine & present if present.size else mine
         (one, other), words = (view_words(each, 2) for each in arrays), np.empty((n, 2), np.uint64)
-        given = (one, by[0], other, by[1]) if by else (one, other, np.empty((0, 2), np.uint64), one)
-        if combine_decimals(*given, present, *bounds, words) >= 0:
+        factors = (one, by[0], other, by[1]) if by else (one, other, np.empty((0, 2), np.uint64), one)
+        work: Any = (*factors, present, scale - result.scale, *bounds, words)
+        if combine_decimals(*work) >= 0:
             raise _build_overflow(result)
         valid = pa.py_buffer(np.packbits(present, bitorder="little")) if present.size else None
         out = pa.Array.from_buffers(result, n, [valid, pa.py_buffer(words)])

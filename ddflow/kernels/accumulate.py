@@ -186,7 +186,7 @@ def number_cells(
         before[found], cell_ranks[found], cell_groups[found], rows[found] = old, rank, group, row
         at = held + found if begins else old
         latest[group], seen[group], cells[row] = at, rank, at
-        found += np.int64(begins)
+        found += int(begins)
     return found
 
 

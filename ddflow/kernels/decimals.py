@@ -1,8 +1,8 @@
 """Add and multiply decimals, which are 128-bit integers in memory.
 
 A sum of two decimals is a sum of two products, because each decimal is first multiplied by a power of ten to get the
-scale of the result. So one kernel computes sums, differences and products, in 256 bits. If the high words of both
-factors only repeat their signs, a product costs one multiplication of the processor.
+scale of the result. So one kernel computes sums, differences and products, in 256 bits. If all factors of a row fit
+int64, 128 bits are enough.
 
 >>> left, right, out = (np.array([[n, 0]], np.uint64) for n in (7, 100, 0))
 >>> most, none = (np.uint64(2000), np.uint64(0)), np.empty(0, np.uint8)
@@ -21,16 +21,25 @@ BILLION, TEN, HALVES = 9, np.uint64(10), np.uint64(5)
 
 
 @kernel
+def _fits_word(low: np.uint64, high: np.uint64) -> bool:
+    """Return whether an integer of 128 bits fits int64."""
+    return bool(high == ZERO - (low >> ALL))
+
+
+@kernel
+def _multiply_words(one: np.uint64, other: np.uint64) -> tuple[np.uint64, np.uint64]:
+    """Multiply two int64 and return the low and the high word."""
+    low, high = mul128(one, other)
+    return low, high - ((other & (ZERO - (one >> ALL))) + (one & (ZERO - (other >> ALL))))
+
+
+@kernel
 def _multiply(
     low: np.uint64, high: np.uint64, by_low: np.uint64, by_high: np.uint64
 ) -> tuple[np.uint64, np.uint64, np.uint64, np.uint64]:
     """Multiply two integers of 128 bits. Return the product in 256 bits, from the low word to the high word."""
     below, by_below = ZERO - (high >> ALL), ZERO - (by_high >> ALL)
     first, second = mul128(low, by_low)
-    if ZERO - (low >> ALL) == high and ZERO - (by_low >> ALL) == by_high:
-        second -= (by_low & below) + (low & by_below)
-        sign = ZERO - (second >> ALL)
-        return first, second, sign, sign
     one, one_over = mul128(low, by_high)
     two, two_over = mul128(high, by_low)
     third, fourth = mul128(high, by_high)
@@ -111,20 +120,33 @@ def combine_decimals(
             out[row, 0] = out[row, 1] = ZERO
             continue
         i, j = row if one else 0, row if two else 0
-        low, high, more, top = _multiply(left[i, 0], left[i, 1], left_by[j, 0], left_by[j, 1])
+        low, high, by_low, by_high = left[i, 0], left[i, 1], left_by[j, 0], left_by[j, 1]
+        small = _fits_word(low, high) and _fits_word(by_low, by_high)
+        i, j = row if three else 0, row if four else 0
         if added:
-            i, j = row if three else 0, row if four else 0
-            parts = _multiply(right[i, 0], right[i, 1], right_by[j, 0], right_by[j, 1])
-            low += parts[0]
-            carry = np.uint64(low < parts[0])
-            high += carry
-            carry = np.uint64(high < carry)
-            high += parts[1]
-            carry += np.uint64(high < parts[1])
-            more += carry
-            carry = np.uint64(more < carry)
-            more += parts[2]
-            top += parts[3] + carry + np.uint64(more < parts[2])
+            other, other_high, other_by, other_by_high = right[i, 0], right[i, 1], right_by[j, 0], right_by[j, 1]
+            small = small and _fits_word(other, other_high) and _fits_word(other_by, other_by_high)
+        if small:
+            low, high = _multiply_words(low, by_low)
+            if added:
+                other, other_high = _multiply_words(other, other_by)
+                low += other
+                high += other_high + np.uint64(low < other)
+            more = top = ZERO - (high >> ALL)
+        else:
+            low, high, more, top = _multiply(low, high, by_low, by_high)
+            if added:
+                parts = _multiply(other, other_high, other_by, other_by_high)
+                low += parts[0]
+                carry = np.uint64(low < parts[0])
+                high += carry
+                carry = np.uint64(high < carry)
+                high += parts[1]
+                carry += np.uint64(high < parts[1])
+                more += carry
+                carry = np.uint64(more < carry)
+                more += parts[2]
+                top += parts[3] + carry + np.uint64(more < parts[2])
         sign = ZERO - (top >> ALL)
         # The magnitude
         low = (low ^ sign) + (sign & ONE)

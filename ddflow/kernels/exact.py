@@ -313,7 +313,7 @@ def accumulate_sums(
         if used + MOST > out.size:
             return cell
         at, size = (ends[old], ends[old + 1] - ends[old]) if old >= 0 else (np.int64(0), np.int64(0))
-        low, top = _load_state(base + np.uint64(at), size, given)
+        low, top = _load_state(base + np.uint64(at), int(size), given)
         low, top = _add_values(given, starts[cell], starts[cell + 1], kind, square, low, top)
         ends[held + cell + 1] = used + _store_state(base + np.uint64(used), given, low, top)
     return before.size
@@ -370,7 +370,7 @@ def accumulate_words(
         part = low & below
         top -= (high & below) + (diff & (ZERO - (high >> ALL))) + np.uint64(upper < part)
         upper -= part
-        _add_words(states, np.int64(cells[row]), word, upper, top, ZERO - (top >> ALL), width)
+        _add_words(states, int(cells[row]), word, upper, top, ZERO - (top >> ALL), width)
     for cell in range(before.size):
         old = before[cell]
         if old >= 0:

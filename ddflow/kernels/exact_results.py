@@ -142,7 +142,7 @@ def write_quotients(ends: Ints, states: np.uint64, counts: Ints, unit: int, out:
         if by >> HALF != ZERO:
             wide = i
             continue
-        place = np.int64(header & np.uint64(0xFFFF)) + np.int64((end - at) >> np.uint64(2))
+        place = int(header & np.uint64(0xFFFF)) + int((end - at) >> np.uint64(2))
         bits[i] = _divide_digits(at, end, place, by, negative, unit)
     return wide
 
