@@ -18,7 +18,7 @@ from ddflow.kernels.compile import kernel
 def _sum_overflows(a: int, b: int) -> bool:
     """Return whether a + b overflows int64."""
     total = a + b
-    return (a >= 0) == (b >= 0) and (total >= 0) != (a >= 0)
+    return bool(((a ^ total) & (b ^ total)) < 0)
 
 
 @kernel
@@ -116,29 +116,29 @@ def update_group_counts(
             end += 1
         begin = end
         for i in range(some):
-            row, group = touched[i], groups[touched[i]]
+            row = touched[i]
+            group = groups[row]
             now, total = held[group], net[group]
+            after = now + total
             net[group] = 0
-            if total == 0:
-                continue
             if _sum_overflows(now, total):
                 return updates, versions, row
-            if now != 0:
-                update_rank[updates], update_row[updates] = rank, row
-                update_count[updates], update_diff[updates] = now, -1
-                updates += 1
-            now += total
-            if now != 0:
-                update_rank[updates], update_row[updates] = rank, row
-                update_count[updates], update_diff[updates] = now, 1
-                updates += 1
-            held[group] = now
-            if last[group] < 0 or rank > since_rank:
-                last[group] = versions
-                versions += 1
-            at = last[group]
+            # Without a branch, because the processor cannot predict which diffs cancel. The next row overwrites a row
+            # that is not counted.
+            changes = total != 0
+            update_rank[updates], update_row[updates] = rank, row
+            update_count[updates], update_diff[updates] = now, -1
+            updates += int(changes and now != 0)
+            update_rank[updates], update_row[updates] = rank, row
+            update_count[updates], update_diff[updates] = after, 1
+            updates += int(changes and after != 0)
+            held[group] = after
+            begins = changes and (last[group] < 0 or rank > since_rank)
+            at = versions if begins or not changes else last[group]
             version_rank[at], version_row[at] = rank, row
-            version_count[at], version_group[at] = now, group
+            version_count[at], version_group[at] = after, group
+            last[group] = at if changes else last[group]
+            versions += int(begins)
     return updates, versions, -1
 
 

@@ -18,6 +18,7 @@ from ddflow.kernels.exact import ALL, HALF, LOW, ONE, ZERO
 from ddflow.kernels.pointer import mul128
 
 BILLION, TEN, HALVES = 9, np.uint64(10), np.uint64(5)
+Quad = tuple[np.uint64, np.uint64, np.uint64, np.uint64]
 
 
 @kernel
@@ -34,9 +35,7 @@ def _multiply_words(one: np.uint64, other: np.uint64) -> tuple[np.uint64, np.uin
 
 
 @kernel
-def _multiply(
-    low: np.uint64, high: np.uint64, by_low: np.uint64, by_high: np.uint64
-) -> tuple[np.uint64, np.uint64, np.uint64, np.uint64]:
+def _multiply(low: np.uint64, high: np.uint64, by_low: np.uint64, by_high: np.uint64) -> Quad:
     """Multiply two integers of 128 bits. Return the product in 256 bits, from the low word to the high word."""
     below, by_below = ZERO - (high >> ALL), ZERO - (by_high >> ALL)
     first, second = mul128(low, by_low)
@@ -55,6 +54,33 @@ def _multiply(
         fourth -= part_over + np.uint64(third < part)
         third -= part
     return first, second, third, fourth
+
+
+@kernel
+def _add(one: Quad, other: Quad) -> Quad:
+    """Add two integers of 256 bits."""
+    low = one[0] + other[0]
+    carry = np.uint64(low < other[0])
+    high = one[1] + carry
+    carry = np.uint64(high < carry)
+    high += other[1]
+    carry += np.uint64(high < other[1])
+    more = one[2] + carry
+    carry = np.uint64(more < carry)
+    more += other[2]
+    return low, high, more, one[3] + other[3] + carry + np.uint64(more < other[2])
+
+
+@kernel
+def _negate_if(sign: np.uint64, of: Quad) -> Quad:
+    """Negate an integer of 256 bits if all bits of ``sign`` are ones."""
+    carry = sign & ONE
+    low = (of[0] ^ sign) + carry
+    carry &= np.uint64(low == ZERO)
+    high = (of[1] ^ sign) + carry
+    carry &= np.uint64(high == ZERO)
+    more = (of[2] ^ sign) + carry
+    return low, high, more, (of[3] ^ sign) + (carry & np.uint64(more == ZERO))
 
 
 @kernel
@@ -134,27 +160,12 @@ def combine_decimals(
                 high += other_high + np.uint64(low < other)
             more = top = ZERO - (high >> ALL)
         else:
-            low, high, more, top = _multiply(low, high, by_low, by_high)
+            given = _multiply(low, high, by_low, by_high)
             if added:
-                parts = _multiply(other, other_high, other_by, other_by_high)
-                low += parts[0]
-                carry = np.uint64(low < parts[0])
-                high += carry
-                carry = np.uint64(high < carry)
-                high += parts[1]
-                carry += np.uint64(high < parts[1])
-                more += carry
-                carry = np.uint64(more < carry)
-                more += parts[2]
-                top += parts[3] + carry + np.uint64(more < parts[2])
+                given = _add(given, _multiply(other, other_high, other_by, other_by_high))
+            low, high, more, top = given
         sign = ZERO - (top >> ALL)
-        # The magnitude
-        low = (low ^ sign) + (sign & ONE)
-        carry = (sign & ONE) & np.uint64(low == ZERO)
-        high = (high ^ sign) + carry
-        carry &= np.uint64(high == ZERO)
-        more = (more ^ sign) + carry
-        top = (top ^ sign) + (carry & np.uint64(more == ZERO))
+        low, high, more, top = _negate_if(sign, (low, high, more, top))
         if drop > 0:
             work[0], work[1], work[2], work[3] = low, high, more, top
             _divide_rounded(work, drop)
