@@ -233,6 +233,20 @@ def gather_table(pool: RowPool, references: Array, schema: pa.Schema) -> pa.Tabl
     return pa.Table.from_arrays(gather_arrays(pool, references, schema), schema=schema)
 
 
+def gather_or_slice(pool: RowPool, references: Array, schema: pa.Schema) -> pa.Table:
+    """Gather rows like `gather_table`, but return a single row as a slice of its batch, with all columns of the batch.
+
+    The slice keeps the memory of the batch, so convert it to values soon. O(1) for one row, else O(n) per column.
+    """
+    if references.size != 1:
+        return gather_table(pool, references, schema)
+    reference = int(references[0])
+    rows = pool.rows[reference >> SLOT & SLOTS]
+    assert rows is not None, f"reference {reference} points at a batch that is gone"
+    row = rows.table.slice(reference & ROWS, 1)
+    return row if isinstance(row, pa.Table) else pa.Table.from_batches([row])
+
+
 def gather_arrays(pool: RowPool, references: Array, fields: Iterable[pa.Field]) -> list[pa.Array]:
     """Gather rows of the columns in ``fields``, like `gather_table`, but return arrays instead of a table."""
     return to_arrow_arrays(gather_buffers(pool, references, fields))

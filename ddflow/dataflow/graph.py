@@ -146,7 +146,8 @@ class Graph:
 
         Each reader needs its own graph, because a graph's scratch memory is for one thread.
         """
-        self._ways: dict[tuple[Collection, frozenset[str]], Names | None] = {}
+        self.lookups: dict[tuple[str, ...], Any] = {}
+        """Each `RowLookup` that was used, by the name of its collection and the names of its columns."""
 
     def _name_stateful_nodes(self) -> dict[str, ReadableNode]:
         """Return the inputs and operators that hold state, as a mapping from readable names."""
@@ -214,7 +215,7 @@ class Graph:
 
     def list_stateless_inputs(self, *nodes: Collection) -> list[str]:
         """List the inputs that a read of the collections would need, but whose rows are not stored. O(nodes)."""
-        seen = self._list_nodes_to_read(nodes)
+        seen = self.list_nodes_to_read(nodes)
         return [
             name
             for name, each in self.inputs.items()
@@ -233,7 +234,7 @@ class Graph:
                 raise self.make_missing_state_error(f"output {name!r}", lost)
         return {name: self.read_output(self.plan.outputs[name], time) for name in names}
 
-    def _list_nodes_to_read(self, nodes: Iterable[Collection]) -> list[Collection]:
+    def list_nodes_to_read(self, nodes: Iterable[Collection]) -> list[Collection]:
         """List the collections that must be computed or taken from state in order to read ``nodes``.
 
         Each collection comes after its inputs.
@@ -276,50 +277,7 @@ class Graph:
                 graph.opened[node].arrangements = ()
             self._readers.append(graph)
 
-    def find_rows(self, node: Collection, given: Mapping[str, pa.Array], as_of: int | None) -> Updates | None:
-        """Look up the rows of a collection whose columns equal the values in ``given``.
-
-        Return None if the plan allows no look-up by these columns. ``given``: one value for each column. No step may be
-        running. O(found rows) for the last closed time, O(runs log rows) for an earlier time.
-        """
-        key = node, frozenset(given)
-        if key not in self._ways:
-            self._ways[key] = self._find_lookup_collections(node, given)
-        if (way := self._ways[key]) is None:
-            return None
-        done, exact = dict[Collection, Updates](), True
-        with self.open_read_graph({each: self.opened[each].arrangements for each in way}) as graph:
-            for each, told in way.items():
-                own = graph.opened[each]
-                if own.arrangements:
-                    asked = {name: told[name] for name in own.keys.names}
-                    exact = exact and {*asked.values()} == given.keys()
-                    values = _cast_columns({name: given[here] for name, here in asked.items()}, each.schema)
-                    # An identity with a width of one word cannot encode a null.
-                    lost = values is None or (not own.keys.wide and values[0].null_count)
-                    done[each] = _concat_updates(
-                        () if lost or values is None else own.find_group(values, as_of), each.schema
-                    )
-                else:
-                    done[each] = graph._compute_rows(each, done, as_of)
-        if exact:
-            return done[node]
-        return select_matching_updates(
-            done[node], pa.table(dict(given)), {name: name for name in given}, RowMatcher(self.secret)
-        )
-
-    def _find_lookup_collections(self, node: Collection, names: Iterable[str]) -> Names | None:
-        """Find the collections to look up, and the names of the known columns in each.
-
-        Return None if look-ups cannot find all rows.
-        """
-        nodes = self._list_nodes_to_read([node])
-        kept = [each for each in nodes if self.opened[each].arrangements]
-        told = trace_columns(nodes, {name: name for name in names}, kept)
-        found = all({*self.opened[each].keys.names} <= told[each].keys() for each in reversed(kept))
-        return told if found else None
-
-    def _compute_rows(self, node: Collection, done: Mapping[Collection, Updates], as_of: int | None) -> Updates:
+    def compute_rows(self, node: Collection, done: Mapping[Collection, Updates], as_of: int | None) -> Updates:
         """Compute the rows of a stateless collection from the rows of its inputs."""
         read = partial(self.running[node].compute_output_rows, as_of=as_of)
         return compute_with_net_retry(read, [done[of] for of in node.inputs], self.secret)
@@ -357,11 +315,11 @@ class Graph:
         """
         done: dict[Collection, Updates] = {}
         keeps = keep or (lambda _, rows: rows)
-        for each in self._list_nodes_to_read(nodes):
+        for each in self.list_nodes_to_read(nodes):
             if (own := self.opened[each]).arrangements:
-                done[each] = _concat_updates((keeps(each, piece) for piece in own.iterate_rows(as_of)), each.schema)
+                done[each] = concat_updates((keeps(each, piece) for piece in own.iterate_rows(as_of)), each.schema)
             else:
-                done[each] = keeps(each, self._compute_rows(each, done, as_of))
+                done[each] = keeps(each, self.compute_rows(each, done, as_of))
         return done
 
     def _check_invariants(self) -> None:
@@ -369,7 +327,7 @@ class Graph:
             arrangement._check_invariants()
 
 
-def _concat_updates(pieces: Iterable[Updates], schema: pa.Schema) -> Updates:
+def concat_updates(pieces: Iterable[Updates], schema: pa.Schema) -> Updates:
     """Combine several pieces into one piece with the columns of ``schema``. O(rows)."""
     every = list(pieces) or [as_updates(empty_table(schema))]
     if len(every) == 1 and every[0].rows.schema.names == schema.names:
@@ -400,17 +358,6 @@ def trace_columns(nodes: Sequence[Collection], asked: Mapping[str, str], kept: C
             mine = {column: told[node][name] for column, name in here if name in told[node]}
             told[of] = mine if of not in told else dict(told[of].items() & mine.items())
     return {node: told[node] for node in nodes}
-
-
-def _cast_columns(given: Mapping[str, pa.Array], schema: pa.Schema) -> list[pa.Array] | None:
-    """Cast values to the types of their columns. Return None if a value does not fit its column."""
-    try:
-        kinds = [schema.field(name).type for name in given]
-        return [
-            each if each.type == kind else each.cast(kind) for each, kind in zip(given.values(), kinds, strict=True)
-        ]
-    except pa.ArrowInvalid:
-        return None
 
 
 def find_read_columns(plan: Plan) -> dict[Collection, pa.Schema]:

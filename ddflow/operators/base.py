@@ -16,16 +16,15 @@ kind of operator.
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from copy import copy
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from ddflow.columns.hashing import NONE, Ints, RowHasher, Secret, Words
+from ddflow.columns.hashing import NONE, Ints, Narrow, RowHasher, Secret, Words
 from ddflow.columns.layout import Column, ColumnBuffers
 from ddflow.columns.row_match import RowMatcher
-from ddflow.columns.rows import RowPool, Rows, gather_buffers
+from ddflow.columns.rows import RowPool, Rows, gather_buffers, gather_or_slice
 from ddflow.columns.sorting import SortedRows
 from ddflow.columns.threads import ALONE, Threads
 from ddflow.columns.widening import conform_to_wider_schema
@@ -36,7 +35,7 @@ from ddflow.plan.collection import Collection, Columns
 from ddflow.plan.verbs.family import register_operator
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import ArrangementChange, Batch
-from ddflow.trace.ordered_index import ALL, RowsByGroup
+from ddflow.trace.ordered_index import ALL, NO_ROWS, RowsByGroup
 
 __all__ = [
     "Operator",
@@ -48,6 +47,8 @@ __all__ = [
     "register_operator",
 ]
 
+ONLY: Narrow = narrow_ints(0)
+"""The position of the only group in a look-up."""
 Hashes = tuple[Words, Words, Words] | tuple[Words, Words, Words, Ints]
 """Hashes of rows: high identity words, low identity words, and a hash of the columns that decide whether a row changed.
 
@@ -124,19 +125,28 @@ class ReadableNode:
         references = prior.reference[live] & (LIVE - 1) & ~OCCUPIED
         return RowsByGroup(references, np.ones(references.size, np.int64), begins)
 
-    def find_group(self, columns: Sequence[pa.Array], as_of: int | None) -> Iterable[Updates]:
-        """Yield the output rows of one key as of a time.
+    def find_group(self, columns: Sequence[pa.Array], as_of: int | None) -> list[Updates]:
+        """Return the output rows of one group as of a time, in several `Updates`.
 
-        The result can contain further rows of the group to which the key belongs. ``columns``: one value for each
-        column of `keys`. O(rows of the group) for the current rows; O(runs log rows) for an older time.
+        The rows can be slices of batches. ``columns``: one value for each column of `keys`. O(rows of the group) for
+        the current rows; O(runs log rows) for an older time.
         """
         arranged, (high, low) = self.output_arrangement, self.keys.compute_identities(columns, 1)
-        found = None
         if arranged.is_searched and (as_of is None or as_of >= max(arranged.latest, arranged.since)):
-            found, as_of = self.look_up_groups(high, low if low.size else np.zeros(1, np.uint64)).references, None
-        one = copy(self)
-        one.arrangements = (arranged.narrow_to_group(high, low, found, as_of), *self.arrangements[1:])
-        return one.iterate_rows(as_of)
+            found = [(arranged, self.look_up_group(high, low))]
+        else:
+            parts = arranged.partitions
+            found = [(each, RowsByGroup(each.find_group_references(high, low, as_of))) for each in parts]
+        return [self.compute_group(each, rows) for each, rows in found if rows.references.size]
+
+    def look_up_group(self, high: Words, low: Words) -> RowsByGroup:
+        """Look up the stored rows of one group that its output rows depend on. O(rows) expected."""
+        reference = int(self.output_arrangement.look_up_keys(high, low, ONLY).reference[0])
+        return RowsByGroup(ints(reference & (LIVE - 1) & ~OCCUPIED) if reference & LIVE else NO_ROWS)
+
+    def compute_group(self, arranged: Arrangement, found: RowsByGroup) -> Updates:
+        """Compute the output rows of one group from its stored rows, one or more. O(rows)."""
+        return self.to_output_rows(gather_or_slice(arranged.slots.pool, found.references, arranged.schema))
 
     def clear_state(self) -> None:
         """Replace the state with empty arrangements."""

@@ -15,9 +15,9 @@ from typing import Any, Final, NamedTuple, Self
 import numpy as np
 import pyarrow as pa
 
-from ddflow.columns.hashing import Flags, Ints, RowHasher
+from ddflow.columns.hashing import Flags, Ints, RowHasher, Words
 from ddflow.columns.names import TIMES, check_column_names
-from ddflow.columns.rows import RowPool, gather_column, gather_table
+from ddflow.columns.rows import RowPool, gather_column, gather_or_slice
 from ddflow.columns.schema import column_arrays
 from ddflow.errors import TooLarge
 from ddflow.kernels.accumulate import list_differences
@@ -39,8 +39,7 @@ from ddflow.plan.collection import Collection, refuse_forgetting_inputs
 from ddflow.plan.text.formulas import JsonRecord
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import ArrangementChange, mark_first_of_keys
-from ddflow.trace.group_rows import gather_identities
-from ddflow.trace.ordered_index import ALL
+from ddflow.trace.ordered_index import ALL, RowsByGroup
 
 WAYS: Final = ("first", "last", "all")
 """The kinds of results: the value of a group's first row, the value of its last row, or the list of all its values."""
@@ -149,6 +148,7 @@ class RunningOrderedAgg(RunningOrderedGroups):
         self.ways = RowOrder(row, node.by, node.order, context.secret)
         super().__init__(row, node.by, self.ways.words, context.secret, self.ways.is_total_order)
         self.made, self.skips, self.results = node.schema, node.skips, node.results
+        self.ends = {way for _, way, _ in self.results}
         self.hashes = RowHasher(pa.schema([*node.schema][len(node.by) :]), context.secret)
 
     def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, ArrangementChange]:
@@ -173,7 +173,7 @@ class RunningOrderedAgg(RunningOrderedGroups):
             if by.high.size
             else np.zeros(1, np.int64)
         )
-        ends = {way: self._find_result_rows(way, folded, first, pool) for way in {way for _, way, _ in self.results}}
+        ends = {way: self._find_result_rows(way, folded, first, pool) for way in self.ends}
         # The rows that were not read cannot change a result.
         near = np.logical_or.reduce([end.place >= 0 for end in ends.values()])
         order = np.flatnonzero(near[folded.numbers])
@@ -233,9 +233,7 @@ class RunningOrderedAgg(RunningOrderedGroups):
                 n = list_first_rows(bounds, held.copy(), skipped, *told, limit, there, stops, out)
                 if n <= room:
                     break
-                if n > MOST_VALUES:
-                    found = f"the lists of this step have {n:,} values, but a list column holds at most {MOST_VALUES:,}"
-                    raise TooLarge("array_agg", found, "use smaller steps, or smaller groups")
+                _check_list_size(n)
                 room = n
             made[way] = references[out[:n]], stops.copy()
         columns = []
@@ -251,21 +249,59 @@ class RunningOrderedAgg(RunningOrderedGroups):
                 columns.append(values.take(pa.array(begins, mask=none)))
         return there[order], columns
 
-    def _compute_group_output(self, arranged: Arrangement, references: Ints) -> Updates:
-        """Compute the results from rows in the order of identities. The rows of each group must be complete."""
-        pool = arranged.slots.pool
-        high, low, order = gather_identities(arranged, references)
-        heads, tied = mark_first_of_keys(high, low), mark_first_of_keys(high, low, order[:, : self.ways.tied])
-        if (places := self.ways.sort_ties(pool, references, (~tied).astype(np.uint8))) is not None:
-            references = references[places]
-        times = np.asarray(gather_table(pool, references, pa.schema([arranged.schema.field(TIMES)])).column(0))
-        begins = np.append(np.flatnonzero(heads), references.size)
-        none, groups = np.empty(0, np.int64), begins.size - 1
-        changes = GroupCells(np.zeros(groups + 1, np.int64), np.zeros(1, np.int64), none, none)
-        ends = {way: FirstRows(references, times, begins, none) for way in ("first", "all")}
-        turned = np.repeat(begins[:-1] + begins[1:] - 1, np.diff(begins)) - np.arange(references.size)
-        ends["last"] = FirstRows(references[turned], times[turned], begins, none)
-        wanted = {way for _, way, _ in self.results}
-        _, results = self._compute_results({way: end for way, end in ends.items() if way in wanted}, changes, pool)
-        shown = gather_table(pool, references[begins[:-1]], pa.schema([self.row.field(name) for name in self.by]))
-        return as_updates(pa.Table.from_arrays([*shown.columns, *results], schema=self.made))
+    def look_up_group(self, high: Words, low: Words) -> RowsByGroup:
+        """Look up the rows at the ends of the group; see `ReadableNode.look_up_group`.
+
+        O(log entries + rows that tie), or O(rows) for a list.
+        """
+        if "all" in self.ends:
+            return super().look_up_group(high, low)
+        few = 2 if self.skips else 1
+        ends = {way: self.look_up_groups(high, low, few, self.ways.tied, True, way == "last") for way in self.ends}
+        if (last := ends.get("last")) is None:
+            return ends["first"]
+        tail = np.arange(last.references.size)[::-1]
+        if (first := ends.get("first")) is None:
+            return RowsByGroup(last.references[tail], last.values[tail], last.begins, last.order[tail])
+        tail = tail[~np.isin(last.references[tail], first.references)]
+        pairs = zip(
+            (first.references, first.values, first.order), (last.references, last.values, last.order), strict=True
+        )
+        references, values, order = (np.concatenate([head, rest[tail]]) for head, rest in pairs)
+        return RowsByGroup(references, values, np.array([0, references.size]), order)
+
+    def _compute_group_output(self, arranged: Arrangement, found: RowsByGroup) -> Updates:
+        """See `RunningOrderedGroups._compute_group_output`."""
+        pool, references, held = arranged.slots.pool, found.references, found.values
+        _, first = found.mark_first_rows(self.ways.tied)
+        if (places := self.ways.sort_ties(pool, references, (~first).astype(np.uint8))) is not None:
+            references, held = references[places], held[places]
+
+        def gather(rows: Ints, names: Sequence[str]) -> list[pa.Array]:
+            row = pa.schema([self.row.field(name).with_nullable(True) for name in names])
+            return column_arrays(gather_or_slice(pool, references[rows], row), names)
+
+        kept = np.arange(references.size)
+        if self.skips:
+            kept = np.flatnonzero(~np.asarray(gather(kept, [self.skips])[0].is_null()))
+        ends = np.searchsorted(kept, found.begins)
+        none, columns = ends[:-1] == ends[1:], gather(found.begins[:-1], self.by)
+        for _, way, column in self.results:
+            if way == "all":
+                _check_list_size(int(held[kept].sum()))
+                rows = np.repeat(kept, held[kept])
+                values, stops = gather(rows, [column])[0], np.searchsorted(rows, found.begins)
+                kind = pa.list_(pa.field("item", values.type))
+                columns.append(pa.ListArray.from_arrays(pa.array(stops, pa.int32()), values, kind))
+            else:
+                at = (ends[:-1] if way == "first" else ends[1:] - 1)[~none]
+                (values,) = gather(kept[at], [column])
+                columns.append(values.take(pa.array(np.cumsum(~none) - 1, mask=none)) if none.any() else values)
+        return as_updates(pa.Table.from_arrays(columns, schema=self.made))
+
+
+def _check_list_size(n: int) -> None:
+    """Check that a list column can hold ``n`` values. Raises `TooLarge`."""
+    if n > MOST_VALUES:
+        found = f"the lists of this step have {n:,} values, but a list column holds at most {MOST_VALUES:,}"
+        raise TooLarge("array_agg", found, "use smaller steps, or smaller groups")

@@ -32,7 +32,7 @@ from ddflow.operators.base import Hashes, RunningCountedRows, as_updates
 from ddflow.operators.updates import Updates, build_count_overflow
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import ArrangementChange
-from ddflow.trace.group_rows import find_group_rows
+from ddflow.trace.group_rows import find_group_rows, gather_group_rows
 from ddflow.trace.ordered_index import ALL, RowsByGroup
 
 KINDS: Any = (np.int32, np.int64, np.int64, np.int64)
@@ -114,6 +114,10 @@ class RunningOrderedRows(RunningCountedRows):
         See `find_group_rows`.
         """
         return find_group_rows(self.output_arrangement, high, low, most=most, tied=tied, words=words, back=back)
+
+    def look_up_group(self, high: Words, low: Words) -> RowsByGroup:
+        """See `ReadableNode.look_up_group`.  O(log entries + rows)."""
+        return find_group_rows(self.output_arrangement, high, low)
 
     def gather_rows(self, references: Ints) -> pa.Table:
         """Gather the rows at ``references``. O(n)."""
@@ -211,13 +215,22 @@ class RunningOrderedGroups(RunningOrderedRows):
         """See `ReadableNode.iterate_rows`.  O(stored rows)."""
         for arranged in self.output_arrangement.partitions:
             for references in arranged.iterate_live_references(as_of):
-                yield self._compute_group_output(arranged, references)
+                yield self._compute_group_output(arranged, gather_group_rows(arranged, references))
+
+    def look_up_group(self, high: Words, low: Words) -> RowsByGroup:
+        """See `ReadableNode.look_up_group`.  O(log entries + rows)."""
+        return find_group_rows(self.output_arrangement, high, low, words=True)
+
+    def compute_group(self, arranged: Arrangement, found: RowsByGroup) -> Updates:
+        """See `ReadableNode.compute_group`."""
+        whole = found if found.begins.size else gather_group_rows(arranged, found.references)
+        return self._compute_group_output(arranged, whole)
 
     @abstractmethod
-    def _compute_group_output(self, arranged: Arrangement, references: Ints) -> Updates:
-        """Compute the output from stored rows, which are in the order of identities.
+    def _compute_group_output(self, arranged: Arrangement, found: RowsByGroup) -> Updates:
+        """Compute the output of groups from their rows, with the words beyond two.
 
-        All rows of a group must be present.
+        ``found`` has all rows that `look_up_group` finds, or more.
         """
 
 

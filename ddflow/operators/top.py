@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ddflow.columns.hashing import Ints
+from ddflow.columns.hashing import Ints, Words
 from ddflow.columns.names import (
     DIFF,
     TIMES,
@@ -27,7 +27,7 @@ from ddflow.columns.names import (
     parse_column_names,
 )
 from ddflow.columns.row_match import RowMatcher
-from ddflow.columns.rows import RowPool, gather_arrays, gather_table
+from ddflow.columns.rows import RowPool, gather_arrays, gather_or_slice
 from ddflow.columns.schema import to_array
 from ddflow.errors import Option, SpecError
 from ddflow.kernels.sort import order_by_rank
@@ -47,7 +47,7 @@ from ddflow.plan.collection import Collection, Columns, refuse_forgetting_inputs
 from ddflow.plan.text.formulas import JsonRecord
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import ArrangementChange, mark_first_of_keys
-from ddflow.trace.group_rows import gather_identities
+from ddflow.trace.ordered_index import RowsByGroup
 
 MOST: Final = 10_000
 """The maximum of k."""
@@ -250,16 +250,21 @@ class RunningTop(RunningOrderedGroups):
         shown = self._gather_output(pool, found.references[rows[order]], self.wanted, places[order])
         return Updates(shown, ranks[order], diffs[order], times)
 
-    def _compute_group_output(self, arranged: Arrangement, references: Ints) -> Updates:
+    def look_up_group(self, high: Words, low: Words) -> RowsByGroup:
+        """Look up the rows on the first places, and the rows that tie with the last of them.
+
+        See `ReadableNode.look_up_group`.  O(log entries + ``offset + k``).
+        """
+        return self.look_up_groups(high, low, int(self.limit), self.ways.tied, words=True)
+
+    def _compute_group_output(self, arranged: Arrangement, found: RowsByGroup) -> Updates:
         """See `RunningOrderedGroups._compute_group_output`.
 
         Only the visible rows and rows that tie with a visible row are gathered.
         """
-        pool = arranged.slots.pool
-        high, low, order = gather_identities(arranged, references)
-        heads, first = mark_first_of_keys(high, low), mark_first_of_keys(high, low, order[:, : self.ways.tied])
-        times = gather_table(pool, references, pa.schema([arranged.schema.field(TIMES)])).column(0)
-        held = np.minimum(np.asarray(times), self.limit)
+        pool, references = arranged.slots.pool, found.references
+        heads, first = found.mark_first_rows(self.ways.tied)
+        held = np.minimum(found.values, self.limit)
         # Keep or drop rows with equal order words together, because `sort_ties` can move any of these rows to the
         # front.
         kept = np.flatnonzero(_count_places_before(held, heads)[first][np.cumsum(first) - 1] < self.limit)
@@ -271,7 +276,7 @@ class RunningTop(RunningOrderedGroups):
         shown = np.maximum(np.minimum(before + held, self.limit) - begin, 0)
         if self.rank_name is None:
             some = np.flatnonzero(shown)
-            return as_updates(self._gather_output(pool, references[some], self.row, some))._replace(diffs=shown[some])
+            return as_updates(gather_or_slice(pool, references[some], self.row))._replace(diffs=shown[some])
         rows = np.repeat(np.arange(shown.size), shown)
         places = begin[rows] + np.arange(rows.size) - (np.cumsum(shown) - shown)[rows]
         return as_updates(self._gather_output(pool, references[rows], self.row, places))

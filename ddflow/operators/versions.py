@@ -42,6 +42,7 @@ from ddflow.plan.text.formulas import JsonRecord, find_formula_objections, write
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import ArrangementChange, mark_first_of_keys
 from ddflow.trace.group_rows import find_window_rows, gather_identities
+from ddflow.trace.ordered_index import RowsByGroup
 
 
 @register_operator
@@ -306,11 +307,12 @@ class RunningVersions(RunningOrderedGroups):
         refuse_negative_counts(folded, updates, "versions")
         return self._compute_updates(folded, updates), folded.change
 
-    def _compute_group_output(self, arranged: Arrangement, references: Ints) -> Updates:
+    def _compute_group_output(self, arranged: Arrangement, found: RowsByGroup) -> Updates:
         """See `RunningOrderedGroups._compute_group_output`.
 
         Only the visible rows, and rows with the same order as another row, are gathered.
         """
+        references = found.references
         high, low, order = gather_identities(arranged, references)
         held = np.ones(references.size, np.int64)
         rows, _ = self._sort_rows(arranged.slots.pool, references, held, high, low, order)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -49,8 +49,7 @@ class Arrangement:
     ``schema``: the columns of a version's payload.  ``wide``: whether identities have two words.  ``words``: the number
     of order words of an entry.  ``keeps``: whether the order of a deleted key must be kept.  ``ordered``: whether the
     order words are the identity's words beyond two, so that a group of rows is a prefix (`ordered_index`).
-    ``is_searched``: whether index and filters find keys; if False, the arrangement is only read.  ``found``: references
-    to the only rows that reads return, or None to return all rows.
+    ``is_searched``: whether index and filters find keys; if False, the arrangement is only read.
 
     >>> import numpy as np, pyarrow as pa
     >>> from ddflow.trace.batch import Batch
@@ -71,7 +70,7 @@ class Arrangement:
         self.since, self.upper, self.latest = NEVER, NEVER, NEVER
         self.keys, self.tombstones_counted, self.written, self._paid_on_disk, self.piece = 0, 0, 0, 0, PIECE
         self.lapse: TombstoneExpiry | None = None
-        self.is_searched, self.found = True, cast("Ints | None", None)
+        self.is_searched = True
 
     def make_empty(self, schema: pa.Schema | None = None, words: int | None = None) -> Arrangement:
         """Build an empty arrangement with the same kind of identities. ``words``: the new number of order words."""
@@ -272,21 +271,14 @@ class Arrangement:
         out.is_searched = False
         return out
 
-    def narrow_to_group(self, high: Words, low: Words, found: Ints | None, as_of: int | None) -> Arrangement:
-        """Return a copy that reads only the rows of one group.
+    def find_group_references(self, high: Words, low: Words, as_of: int | None) -> Ints:
+        """Find references to the rows of one group that were live at a time, without the index.
 
-        ``high``, ``low``: the words that the identities of the group begin with.  ``found``: references to the
-        currently live rows of the group, or None to search all runs.  The copy is valid until this arrangement
-        changes.  O(found), or O(runs log rows).
+        ``high``, ``low``: the words that the identities of the group begin with.  O(runs log rows).
         """
-        out = copy(self)
-        if found is None:
-            self.check_readable(as_of, "a read")
-            found = self._find_live_rows(
-                self.find_group_versions(high, low), max(self.latest, self.since) if as_of is None else as_of
-            )
-        out.found = found
-        return out
+        self.check_readable(as_of, "a read")
+        as_of = max(self.latest, self.since) if as_of is None else as_of
+        return self._find_live_rows(self.find_group_versions(high, low), as_of)
 
     def find_group_versions(self, high: Words, low: Words) -> list[BatchRange]:
         """Return all versions whose identities begin with the words ``high`` and ``low``.
@@ -333,9 +325,6 @@ class Arrangement:
     def iterate_live_references(self, as_of: int | None = None, what: str = "a read") -> Iterator[Ints]:
         """Yield references to the rows of `iterate_rows`, in the order of identities.  O(versions)."""
         self.check_readable(as_of, what)
-        if self.found is not None:
-            yield self.found
-            return
         if (as_of is None or as_of >= self.latest) and self.is_searched and not self.unindexed_parts:
             yield self.index.list_entries(live=True)[0]
             return

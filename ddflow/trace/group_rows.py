@@ -19,6 +19,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ddflow.columns.hashing import NONE, Ints, Words
+from ddflow.columns.names import TIMES
+from ddflow.columns.rows import gather_arrays
 from ddflow.columns.sorting import sort_by_words
 from ddflow.kernels.gather import ROWS, SLOT, SLOTS
 from ddflow.kernels.resolve import LIVE, OCCUPIED
@@ -118,6 +120,17 @@ def _read_index_layer(arranged: Arrangement, found: RowsByGroup, room: Ints) -> 
     plain, live = references & ~(OCCUPIED | LIVE), (references & LIVE != 0).astype(np.uint64)
     group = np.repeat(np.arange(sizes.size), sizes)[there]
     return VersionLayer(plain, values, live, *gather_identities(arranged, plain), group, sizes >= room)
+
+
+def gather_group_rows(arranged: Arrangement, references: Ints) -> RowsByGroup:
+    """Gather the words and multiplicities of rows in the order of identities.
+
+    The rows of a group must be complete. O(n + batches).
+    """
+    high, low, order = gather_identities(arranged, references)
+    (times,) = gather_arrays(arranged.slots.pool, references, [arranged.schema.field(TIMES)])
+    begins = np.append(np.flatnonzero(mark_first_of_keys(high, low)), references.size)
+    return RowsByGroup(references, np.asarray(times), begins, order)
 
 
 def gather_identities(arranged: Arrangement, references: Ints) -> tuple[Words, Words, Ints]:

@@ -8,12 +8,11 @@ Limits: a `PartitionedArrangement` is read-only. Only its `partitions` have an i
 """
 
 from collections.abc import Iterator, Sequence
-from copy import copy
 
 import numpy as np
 import pyarrow as pa
 
-from ddflow.columns.hashing import Ints, Words, assign_partitions
+from ddflow.columns.hashing import assign_partitions
 from ddflow.trace.arrangement import Arrangement
 
 
@@ -44,7 +43,7 @@ class PartitionedArrangement(Arrangement):
         # Do not call super().__init__, because this object has no index, batches or runs.
         self._partitions = tuple(partitions)
         self.schema, self.keeps, self.lapse = partitions[0].schema, partitions[0].keeps, None
-        self.is_searched, self.found = False, None
+        self.is_searched = False
         self.since, self.upper = since, upper
         for each in partitions:
             advance_times(each, since, upper)
@@ -60,12 +59,6 @@ class PartitionedArrangement(Arrangement):
     def freeze(self) -> Arrangement:
         """Return this object, which has no writer."""
         return self
-
-    def narrow_to_group(self, high: Words, low: Words, found: Ints | None, as_of: int | None) -> Arrangement:
-        """Return a copy that reads only the rows of one group, as `Arrangement.narrow_to_group` does."""
-        out = copy(self)
-        out._partitions = tuple(each.narrow_to_group(high, low, found, as_of) for each in self._partitions)
-        return out
 
     def iterate_rows(self, as_of: int | None = None, what: str = "a read") -> Iterator[pa.Table]:
         """Yield the rows of all partitions, one after the other, as `Arrangement.iterate_rows` does."""

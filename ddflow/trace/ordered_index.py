@@ -8,7 +8,7 @@ Guarantees: a place is the position of an entry in a leaf, valid until the next 
 be remembered is removed at once.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -38,15 +38,31 @@ ALL = (1 << 62) - 1
 """A limit that is greater than the number of entries of any group."""
 
 
+NO_ROWS: Ints = np.empty(0, np.int64)
+
+
 class RowsByGroup(NamedTuple):
-    """The live rows of g groups, in order within each group. A row has a reference without flags and a multiplicity."""
+    """The live rows of g groups, in order within each group. A row has a reference without flags and a multiplicity.
+
+    An array other than ``references`` is empty if nothing reads it.
+    """
 
     references: Ints
-    values: Ints
-    begins: Ints
+    values: Ints = NO_ROWS
+    begins: Ints = NO_ROWS
     """int64[g + 1]: the position of the first row of each group, and the number of rows."""
     order: Ints = np.empty((0, 0), np.int64)
     """int64[n, w]: the identity words beyond two, if the caller asked for them."""
+
+    def mark_first_rows(self, tied: int) -> tuple[Any, Any]:
+        """Mark the first row of each group, and the first of the rows with equal first ``tied`` words, as bool[n]."""
+        heads = np.zeros(self.references.size, np.bool_)
+        heads[self.begins[:-1]] = True
+        if heads.size < 2:
+            return heads, heads
+        words, first = self.order[:, :tied], heads.copy()
+        first[1:] |= (words[1:] != words[:-1]).any(1)
+        return heads, first
 
 
 def to_identity_words(order: Ints) -> Words:

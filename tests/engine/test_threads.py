@@ -486,7 +486,7 @@ def test_a_look_up_gives_what_a_read_gives_of_every_operator(tmp_path: Path) -> 
                     for row in rows:
                         found = which.get_as_of(name, {column: row[column] for column in key}, as_of)
                         assert (name, key, as_of, found) == (name, key, as_of, row)
-                if engine.dataflow.graph._ways[node, frozenset(key)] is not None:
+                if engine.dataflow.graph.lookups[name, *key].is_possible:
                     looked_up.add(name)
         snapshot.close()
     assert {"rows", "filter", "count", "agg", "ordered_agg", "versions", "to_upserts", "filtered", "a"} <= looked_up

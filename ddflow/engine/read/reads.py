@@ -19,6 +19,7 @@ import pyarrow as pa
 from ddflow.columns.names import DIFF, did_you_mean
 from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.holds import make_went_back_error
+from ddflow.dataflow.lookup import RowLookup
 from ddflow.dataflow.result import Step, Verdicts
 from ddflow.engine.lineage.key_history import build_key_history, convert_to_column_type
 from ddflow.engine.lineage.rows import find_matching_rows, find_origin_rows
@@ -460,24 +461,32 @@ engine.changes("people", 1, 2).num_rows
 
     def get_as_of(self, name: str, key: Mapping[str, Any], as_of: Time | None) -> dict[str, Any] | None:
         """Look up a row as `get` does, but as of a given time. The default is the last closed time."""
-        dataflow, asked = self.dataflow, f"get {name!r} by {list(key)}"
-        node, time, found = self.node(name), None, None
-        if not any(key.keys() == {*each} for each in node.unique_by()):
-            raise SpecError(asked, *_describe_missing_key(node, name))
-        given = {c: convert_to_column_type(node.schema.field(c), value, asked) for c, value in key.items()}
+        dataflow, time = self.dataflow, None
         with dataflow.guard.lock_for_read("get"):
+            lookup = dataflow.graph.lookups.get((name, *key)) or self._prepare_lookup(name, key)
+            values = zip(lookup.fields, key.values(), strict=True)
+            given = [convert_to_column_type(field, value, lookup.asked) for field, value in values]
             if as_of is not None:
-                time = self.closed(f"{asked} as of {self._format_time(as_of)}", as_of)
-            if node in dataflow.graph.opened:
-                found = dataflow.graph.find_rows(node, given, time)
+                time = self.closed(f"{lookup.asked} as of {self._format_time(as_of)}", as_of)
+            found = lookup.find_rows(given, time) if lookup.is_possible else None
         if found is None:
             with dataflow.open_read_copy("get") as still:
-                time = None if as_of is None else self.closed(asked, as_of, still)
-                found = find_matching_rows(still, node, given, time)
-        if found.diffs.size > 1 or (found.diffs.size and found.diffs[0] != 1):
+                time = None if as_of is None else self.closed(lookup.asked, as_of, still)
+                found = find_matching_rows(still, lookup.node, dict(zip(key, given, strict=True)), time)
+        n = found.diffs.size
+        if n > 1 or (n and found.diffs[0] != 1):
             found = consolidate(found, dataflow.secret)
+            n = found.diffs.size
         rows = found.rows
-        return {name: rows.column(name)[0].as_py() for name in node.schema.names} if found.diffs.size else None
+        return {name: rows.column(name)[0].as_py() for name in lookup.shown} if n else None
+
+    def _prepare_lookup(self, name: str, key: Mapping[str, Any]) -> RowLookup:
+        """Make the look-up of an output or an input by the columns of ``key``, and keep it for further calls."""
+        node, asked, graph = self.node(name), f"get {name!r} by {list(key)}", self.dataflow.graph
+        if not any(key.keys() == {*each} for each in node.unique_by()):
+            raise SpecError(asked, *_describe_missing_key(node, name))
+        graph.lookups[name, *key] = lookup = RowLookup(graph, node, list(key), asked)
+        return lookup
 
     def changes(self, name: str, t1: Time, t2: Time | None = None) -> pa.Table:
         """Return the net differences of an output or an input from one time to another time.
