@@ -233,7 +233,7 @@ def gather_table(pool: RowPool, references: Array, schema: pa.Schema) -> pa.Tabl
     return pa.Table.from_arrays(gather_arrays(pool, references, schema), schema=schema)
 
 
-def gather_or_slice(pool: RowPool, references: Array, schema: pa.Schema) -> pa.Table:
+def gather_or_slice(pool: RowPool, references: Array, schema: pa.Schema) -> pa.Table | pa.RecordBatch:
     """Gather rows like `gather_table`, but return a single row as a slice of its batch, with all columns of the batch.
 
     The slice keeps the memory of the batch, so convert it to values soon. O(1) for one row, else O(n) per column.
@@ -243,8 +243,7 @@ def gather_or_slice(pool: RowPool, references: Array, schema: pa.Schema) -> pa.T
     reference = int(references[0])
     rows = pool.rows[reference >> SLOT & SLOTS]
     assert rows is not None, f"reference {reference} points at a batch that is gone"
-    row = rows.table.slice(reference & ROWS, 1)
-    return row if isinstance(row, pa.Table) else pa.Table.from_batches([row])
+    return rows.table.slice(reference & ROWS, 1)
 
 
 def gather_arrays(pool: RowPool, references: Array, fields: Iterable[pa.Field]) -> list[pa.Array]:

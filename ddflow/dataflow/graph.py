@@ -330,8 +330,9 @@ class Graph:
 def concat_updates(pieces: Iterable[Updates], schema: pa.Schema) -> Updates:
     """Combine several pieces into one piece with the columns of ``schema``. O(rows)."""
     every = list(pieces) or [as_updates(empty_table(schema))]
-    if len(every) == 1 and every[0].rows.schema.names == schema.names:
-        return every[0]
+    if len(every) == 1:
+        rows = every[0].rows
+        return every[0] if rows.schema.names == schema.names else every[0]._replace(rows=rows.select(schema.names))
     rows = pa.concat_tables([piece.rows.select(schema.names) for piece in every])
     return as_updates(rows)._replace(diffs=np.concatenate([piece.diffs for piece in every]))
 

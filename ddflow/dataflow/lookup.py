@@ -34,9 +34,10 @@ class GroupLookup(NamedTuple):
 
 
 class RowLookup:
-    """A look-up of the rows of a collection, for one list of columns. The graph that finds the rows is `graph`.
+    """A look-up of the rows of a collection by one list of columns. ``graph``: the graph that has the state.
 
-    ``names``: the columns. ``asked``: the text of the request, for errors. ``fields``: the fields of these columns. ``shown``: the names of all columns.
+    ``names``: the columns. ``asked``: the text of the request, for errors. ``fields``: the fields of these columns.
+    ``shown``: the names of all columns of the collection.
     ``is_possible``: whether the plan allows the look-up. If not, only a full read finds all rows.
     """
 

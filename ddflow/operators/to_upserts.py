@@ -35,7 +35,9 @@ from ddflow.operators.updates import Updates
 from ddflow.operators.upserts import Conflicts, ToUpserts
 from ddflow.plan.collection import Collection, Columns, refuse_forgetting_inputs
 from ddflow.plan.text.formulas import JsonRecord
+from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import ArrangementChange
+from ddflow.trace.ordered_index import RowsByGroup
 
 
 @register_operator
@@ -162,6 +164,10 @@ class RunningToUpserts(RunningOrderedRows):
             rows = pa.concat_tables([each.rows for each in every])
             whole = as_updates(rows)._replace(diffs=np.concatenate([each.diffs for each in every]))
             yield self.compute_output_rows([whole], as_of)
+
+    def compute_group(self, arranged: Arrangement, found: RowsByGroup) -> Updates:
+        """Compute the visible row of one key; see `ReadableNode.compute_group`."""
+        return self.compute_output_rows([super().compute_group(arranged, found)], None)
 
     def to_output_table(self, made: Updates, secret: Secret, schema: pa.Schema, time_type: pa.DataType) -> pa.Table:
         """Return a table of upserts; see `ReadableNode.to_output_table`."""

@@ -265,18 +265,22 @@ class RunningTop(RunningOrderedGroups):
         pool, references = arranged.slots.pool, found.references
         heads, first = found.mark_first_rows(self.ways.tied)
         held = np.minimum(found.values, self.limit)
-        # Keep or drop rows with equal order words together, because `sort_ties` can move any of these rows to the
-        # front.
-        kept = np.flatnonzero(_count_places_before(held, heads)[first][np.cumsum(first) - 1] < self.limit)
-        references, held, heads = references[kept], held[kept], heads[kept]
-        if (places := self.ways.sort_ties(pool, references, (~first[kept]).astype(np.uint8))) is not None:
-            references, held = references[places], held[places]
-        before = _count_places_before(held, heads)
+        before = np.zeros(1, np.int64)
+        if references.size > 1:
+            # Keep or drop rows with equal order words together, because `sort_ties` can move any of these rows to the
+            # front.
+            kept = np.flatnonzero(_count_places_before(held, heads)[first][np.cumsum(first) - 1] < self.limit)
+            references, held, heads = references[kept], held[kept], heads[kept]
+            if (places := self.ways.sort_ties(pool, references, (~first[kept]).astype(np.uint8))) is not None:
+                references, held = references[places], held[places]
+            before = _count_places_before(held, heads)
         begin = np.maximum(before, self.offset)
         shown = np.maximum(np.minimum(before + held, self.limit) - begin, 0)
         if self.rank_name is None:
             some = np.flatnonzero(shown)
-            return as_updates(gather_or_slice(pool, references[some], self.row))._replace(diffs=shown[some])
+            rows = gather_or_slice(pool, references[some], self.row)
+            table = rows if isinstance(rows, pa.Table) else pa.Table.from_batches([rows])
+            return as_updates(table)._replace(diffs=shown[some])
         rows = np.repeat(np.arange(shown.size), shown)
         places = begin[rows] + np.arange(rows.size) - (np.cumsum(shown) - shown)[rows]
         return as_updates(self._gather_output(pool, references[rows], self.row, places))
