@@ -25,9 +25,9 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import pyarrow as pa
 
-from ddflow.columns.hashing import NONE, Ints, Secret
+from ddflow.columns.hashing import NONE, Ints, RowHasher, Secret
 from ddflow.columns.row_match import RowMatcher
-from ddflow.columns.schema import empty_table
+from ddflow.columns.schema import column_arrays, empty_table
 from ddflow.columns.threads import ALONE, Threads
 from ddflow.errors import CommandFix, ErrorText, Option, PlanChanged
 from ddflow.operators.base import OperatorContext, ReadableNode, RunningOperator, as_updates
@@ -146,7 +146,7 @@ class Graph:
 
         Each reader needs its own graph, because a graph's scratch memory is for one thread.
         """
-        self.lookups: dict[tuple[str, ...], Any] = {}
+        self.lookups: dict[tuple[str, ...], RowLookup] = {}
         """Each `RowLookup` that was used, by the name of its collection and the names of its columns."""
 
     def _name_stateful_nodes(self) -> dict[str, ReadableNode]:
@@ -215,7 +215,7 @@ class Graph:
 
     def list_stateless_inputs(self, *nodes: Collection) -> list[str]:
         """List the inputs that a read of the collections would need, but whose rows are not stored. O(nodes)."""
-        seen = self.list_nodes_to_read(nodes)
+        seen = self._list_nodes_to_read(nodes)
         return [
             name
             for name, each in self.inputs.items()
@@ -234,7 +234,7 @@ class Graph:
                 raise self.make_missing_state_error(f"output {name!r}", lost)
         return {name: self.read_output(self.plan.outputs[name], time) for name in names}
 
-    def list_nodes_to_read(self, nodes: Iterable[Collection]) -> list[Collection]:
+    def _list_nodes_to_read(self, nodes: Iterable[Collection]) -> list[Collection]:
         """List the collections that must be computed or taken from state in order to read ``nodes``.
 
         Each collection comes after its inputs.
@@ -277,7 +277,7 @@ class Graph:
                 graph.opened[node].arrangements = ()
             self._readers.append(graph)
 
-    def compute_rows(self, node: Collection, done: Mapping[Collection, Updates], as_of: int | None) -> Updates:
+    def _compute_rows(self, node: Collection, done: Mapping[Collection, Updates], as_of: int | None) -> Updates:
         """Compute the rows of a stateless collection from the rows of its inputs."""
         read = partial(self.running[node].compute_output_rows, as_of=as_of)
         return compute_with_net_retry(read, [done[of] for of in node.inputs], self.secret)
@@ -315,11 +315,11 @@ class Graph:
         """
         done: dict[Collection, Updates] = {}
         keeps = keep or (lambda _, rows: rows)
-        for each in self.list_nodes_to_read(nodes):
+        for each in self._list_nodes_to_read(nodes):
             if (own := self.opened[each]).arrangements:
-                done[each] = concat_updates((keeps(each, piece) for piece in own.iterate_rows(as_of)), each.schema)
+                done[each] = _concat_updates((keeps(each, piece) for piece in own.iterate_rows(as_of)), each.schema)
             else:
-                done[each] = keeps(each, self.compute_rows(each, done, as_of))
+                done[each] = keeps(each, self._compute_rows(each, done, as_of))
         return done
 
     def _check_invariants(self) -> None:
@@ -327,7 +327,100 @@ class Graph:
             arrangement._check_invariants()
 
 
-def concat_updates(pieces: Iterable[Updates], schema: pa.Schema) -> Updates:
+class GroupLookup(NamedTuple):
+    """The way to find a group in an arrangement by known values."""
+
+    names: Sequence[str]
+    """The columns of the group."""
+    kinds: list[pa.DataType]
+    wide: bool
+    """Whether an identity can encode a null."""
+    places: list[int]
+    """The positions of the known values among the given values."""
+    source: RowLookup | None = None
+    """The look-up of the input row that has the values of the group. If None, the known values are these values."""
+
+
+class RowLookup:
+    """A look-up of the rows of a collection by one list of columns. ``graph``: the graph that has the state.
+
+    ``names``: the columns. ``asked``: the text of the request, for errors. ``fields``: the fields of these columns.
+    ``shown``: the names of all columns of the collection.
+    ``is_possible``: whether the plan allows the look-up. If not, only a full read finds all rows.
+    """
+
+    def __init__(self, graph: Graph, node: Collection, names: Sequence[str], asked: str) -> None:
+        self.graph, self.node, self.names, self.asked = graph, node, list(names), asked
+        self.shown, self.fields = node.schema.names, [node.schema.field(name) for name in names]
+        nodes = graph._list_nodes_to_read([node])
+        kept = [each for each in nodes if graph.opened[each].arrangements]
+        told = trace_columns(nodes, {name: name for name in names}, kept)
+        found = {each: self._find_way(each, told[each]) for each in kept}
+        self.is_possible = None not in found.values()
+        self._ways: dict[Collection, GroupLookup | None] = {each: found.get(each) for each in nodes}
+        self._hasher = RowHasher(pa.schema([field.with_nullable(True) for field in self.fields]), graph.secret)
+        every = {*range(len(self.names))}
+        self._is_exact = all(way and way.source is None and {*way.places} == every for way in found.values())
+
+    def _find_way(self, node: Collection, told: Mapping[str, str]) -> GroupLookup | None:
+        """Find a way to look up a group of a collection. Return None if there is none.
+
+        ``told``: the columns of the collection whose values are given, and the names of the given values.
+        """
+        keys = self.graph.opened[node].keys
+        way = keys.names, [node.schema.field(name).type for name in keys.names], keys.wide
+        if {*keys.names} <= told.keys():
+            return GroupLookup(*way, [self.names.index(told[name]) for name in keys.names])
+        if not node.is_selection() or self.graph.list_stateless_inputs(*node.inputs):
+            return None
+        (of,) = node.inputs
+        columns = [name for name in of.schema.names if name in told]
+        source = RowLookup(self.graph, of, columns, self.asked)
+        if not source.is_possible or not any({*each} <= {*columns} for each in of.unique_by()):
+            return None
+        return GroupLookup(*way, [self.names.index(told[name]) for name in columns], source)
+
+    def find_rows(self, given: Sequence[pa.Array], as_of: int | None) -> Updates:
+        """Find the rows that have the values ``given``, one value for each column. The rows can be slices of batches.
+
+        No step may be running. O(found rows) for the last closed time, O(runs log rows) for an earlier time.
+        """
+        graph, done = self.graph, dict[Collection, Updates]()
+        held = {each: graph.opened[each].arrangements for each, way in self._ways.items() if way is not None}
+        with graph.open_read_graph(held) as reader:
+            for each, way in self._ways.items():
+                if way is None:
+                    done[each] = reader._compute_rows(each, done, as_of)
+                else:
+                    values = self._find_group_values(way, given, as_of)
+                    found = () if values is None else reader.opened[each].find_group(values, as_of)
+                    done[each] = _concat_updates(found, each.schema)
+        return done[self.node] if self._is_exact else self._select_rows(done[self.node], given)
+
+    def _select_rows(self, found: Updates, given: Sequence[pa.Array]) -> Updates:
+        """Select the rows that have the values ``given``. O(rows)."""
+        hashed, columns = self._hasher.compute_identities, column_arrays(found.rows, self.names)
+        (high, low), own = hashed(columns, found.diffs.size), hashed(given, 1)
+        return found.take(np.flatnonzero((high == own[0]) & (low == own[1])))
+
+    def _find_group_values(self, way: GroupLookup, given: Sequence[pa.Array], as_of: int | None) -> Any:
+        """Return the values of a group, with the types of its columns. Return None if no group has the given values."""
+        values = [given[place] for place in way.places]
+        if way.source is not None:
+            rows = consolidate(way.source.find_rows(values, as_of), self.graph.secret)
+            if not rows.diffs.size:
+                return None
+            return column_arrays(rows.rows, way.names)
+        try:
+            values = [
+                each if each.type == kind else each.cast(kind) for each, kind in zip(values, way.kinds, strict=True)
+            ]
+        except pa.ArrowInvalid:
+            return None
+        return values if way.wide or not values[0].null_count else None
+
+
+def _concat_updates(pieces: Iterable[Updates], schema: pa.Schema) -> Updates:
     """Combine several pieces into one piece with the columns of ``schema``. O(rows)."""
     every = list(pieces) or [as_updates(empty_table(schema))]
     if len(every) == 1:

@@ -70,7 +70,8 @@ class IdentityAddresses(NamedTuple):
         The caller keeps these arrays alive.
         """
         second = np.uint64(low.ctypes.data if low.size else 0)
-        return cls(np.uint64(high.ctypes.data), second, np.uint64(more.ctypes.data), np.int64(more.shape[1]))
+        beyond = np.uint64(more.ctypes.data if more.shape[1] else 0)
+        return cls(np.uint64(high.ctypes.data), second, beyond, np.int64(more.shape[1]))
 
 
 def allocate_tree(leaves: Number, width: Number) -> list[Words]:

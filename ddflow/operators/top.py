@@ -137,6 +137,10 @@ class Top(Operator):
             found = [*found, (*self.partition_by, self.rank_name)]
         return list(dict.fromkeys(found))
 
+    def is_selection(self) -> bool:
+        """Return True; see `Collection.is_selection`."""
+        return True
+
     def find_never_null_columns(self) -> frozenset[str]:
         """Return the never-null columns of the input; see `Collection.find_never_null_columns`."""
         return super().find_never_null_columns() | (self.inputs[0].find_never_null_columns() & {*self.schema.names})
@@ -278,8 +282,8 @@ class RunningTop(RunningOrderedGroups):
         shown = np.maximum(np.minimum(before + held, self.limit) - begin, 0)
         if self.rank_name is None:
             some = np.flatnonzero(shown)
-            rows = gather_or_slice(pool, references[some], self.row)
-            table = rows if isinstance(rows, pa.Table) else pa.Table.from_batches([rows])
+            made = gather_or_slice(pool, references[some], self.row)
+            table = made if isinstance(made, pa.Table) else pa.Table.from_batches([made])
             return as_updates(table)._replace(diffs=shown[some])
         rows = np.repeat(np.arange(shown.size), shown)
         places = begin[rows] + np.arange(rows.size) - (np.cumsum(shown) - shown)[rows]

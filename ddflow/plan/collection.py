@@ -223,6 +223,10 @@ class Collection(
         names = by if by is not None and self.keeps else self.inputs[at].schema.names
         return {name: here[0] for name in names if (here := self.map_input_columns((name,)))}
 
+    def is_selection(self) -> bool:
+        """Return whether each row has the values of a row of the only input, in all columns of the input."""
+        return False
+
     def find_lookup_columns(self) -> Columns | None:
         """Return the columns by which the state can be looked up: the key of an arrangement, or a unique key."""
         return None

@@ -18,8 +18,8 @@ import pyarrow as pa
 
 from ddflow.columns.names import DIFF, did_you_mean
 from ddflow.dataflow.dataflow import Dataflow
+from ddflow.dataflow.graph import RowLookup
 from ddflow.dataflow.holds import make_went_back_error
-from ddflow.dataflow.lookup import RowLookup
 from ddflow.dataflow.result import Step, Verdicts
 from ddflow.engine.lineage.key_history import build_key_history, convert_to_column_type
 from ddflow.engine.lineage.rows import find_matching_rows, find_origin_rows
@@ -464,8 +464,7 @@ engine.changes("people", 1, 2).num_rows
         dataflow, time = self.dataflow, None
         with dataflow.guard.lock_for_read("get"):
             lookup = dataflow.graph.lookups.get((name, *key)) or self._prepare_lookup(name, key)
-            values = zip(lookup.fields, key.values(), strict=True)
-            given = [convert_to_column_type(field, value, lookup.asked) for field, value in values]
+            given = [convert_to_column_type(lookup.fields[i], key[c], lookup.asked) for i, c in enumerate(key)]
             if as_of is not None:
                 time = self.closed(f"{lookup.asked} as of {self._format_time(as_of)}", as_of)
             found = lookup.find_rows(given, time) if lookup.is_possible else None
@@ -473,18 +472,20 @@ engine.changes("people", 1, 2).num_rows
             with dataflow.open_read_copy("get") as still:
                 time = None if as_of is None else self.closed(lookup.asked, as_of, still)
                 found = find_matching_rows(still, lookup.node, dict(zip(key, given, strict=True)), time)
-        n = found.diffs.size
-        if n > 1 or (n and found.diffs[0] != 1):
+        if found.diffs.size > 1 or (found.diffs.size and found.diffs[0] != 1):
             found = consolidate(found, dataflow.secret)
-            n = found.diffs.size
         rows = found.rows
-        return {name: rows.column(name)[0].as_py() for name in lookup.shown} if n else None
+        return {name: rows.column(name)[0].as_py() for name in lookup.shown} if found.diffs.size else None
 
     def _prepare_lookup(self, name: str, key: Mapping[str, Any]) -> RowLookup:
-        """Make the look-up of an output or an input by the columns of ``key``, and keep it for further calls."""
+        """Prepare the look-up of an output or an input by the columns of ``key``, for this and further calls."""
         node, asked, graph = self.node(name), f"get {name!r} by {list(key)}", self.dataflow.graph
-        if not any(key.keys() == {*each} for each in node.unique_by()):
-            raise SpecError(asked, *_describe_missing_key(node, name))
+        keys, remedy = [list(each) for each in node.unique_by()], f"engine.read({name!r}) returns all rows"
+        if not keys:
+            raise SpecError(asked, "the plan proves no key for its rows", remedy)
+        if not any(key.keys() == {*each} for each in keys):
+            found = f"a row is identified by {' or by '.join(map(str, keys))}"
+            raise SpecError(asked, found, f"pass exactly these columns; {remedy}")
         graph.lookups[name, *key] = lookup = RowLookup(graph, node, list(key), asked)
         return lookup
 
@@ -697,12 +698,3 @@ engine.changes("people", 1, 2).num_rows
 
     def _format_time(self, time: Any) -> str:
         return format_time_argument(time, self.dataflow.time_type)
-
-
-def _describe_missing_key(node: Collection, name: str) -> tuple[str, str]:
-    """Return the finding and the remedy for the error when `get` is called with columns that are not a key."""
-    keys = [list(each) for each in node.unique_by()]
-    remedy = f"engine.read({name!r}) returns all rows"
-    if not keys:
-        return "the plan proves no key for its rows", remedy
-    return f"a row is identified by {' or by '.join(map(str, keys))}", f"pass exactly these columns; {remedy}"
