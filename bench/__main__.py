@@ -26,6 +26,7 @@ NAMES = [
     "upsert",
     "startup",
     "latency",
+    "get",
     "footprint",
     "growth",
     "scaling",

@@ -31,6 +31,7 @@ OURS: Final = (
     "upsert --only workload=w1 contender=ddflow line=filter,count,filter+count,backfill,epoch --rounds 3",
     "upsert --only workload=w3,wide contender=ddflow line=upsert --rounds 3",
     "latency --rounds 1 --set steps=1000",
+    "get --only line=input,sum,top state=memory --rounds 1",
     "growth --only keys=10000,1000000 budget=None --rounds 1",
     "scaling --only line=upsert step=100000,1000000 budget=None --rounds 1 --set turns=3",
     "footprint --only workload=w1,w3 --rounds 1",

@@ -224,6 +224,36 @@ class RowView:
         return pa.table(self.gather_by_name(names), schema=pa.schema([self.schema.field(n) for n in names]))
 
 
+class RowSlice(RowView):
+    """A view of one row. Its columns are slices of the columns of the row's batch, so nothing is copied.
+
+    The view keeps the memory of the batch. It stays valid when the pool changes.
+
+    >>> pool = RowPool(pa.schema({"n": pa.int64()}), [Rows(pa.table({"n": [7, 8]}))])
+    >>> RowSlice(pool, np.array([1]), pool.schema).to_dict(["n"])
+    {'n': 8}
+    """
+
+    def __init__(self, pool: RowPool, references: Array, schema: pa.Schema) -> None:
+        super().__init__(pool, references, schema)
+        reference = int(references[0])
+        rows = pool.rows[reference >> SLOT & SLOTS]
+        assert rows is not None, f"reference {reference} points at a batch that is gone"
+        self._batch, self._row, self._at = rows.columns, reference & ROWS, pool.at
+
+    def gather_by_name(self, names: Sequence[str]) -> list[pa.Array]:
+        """Slice the named columns. O(1) each."""
+        return [self._batch[self._at[name]].slice(self._row, 1) for name in names]
+
+    def take(self, places: pa.Array) -> Any:
+        """Copy the row as often as ``places`` has its place. O(places) for each column."""
+        return self.select(self.schema.names).take(places)
+
+    def to_dict(self, names: Iterable[str]) -> dict[str, Any]:
+        """Convert the named columns to Python values, by name."""
+        return {name: self._batch[self._at[name]][self._row].as_py() for name in names}
+
+
 def gather_table(pool: RowPool, references: Array, schema: pa.Schema) -> pa.Table:
     """Gather the rows at ``references``, in their order.
 
@@ -233,17 +263,9 @@ def gather_table(pool: RowPool, references: Array, schema: pa.Schema) -> pa.Tabl
     return pa.Table.from_arrays(gather_arrays(pool, references, schema), schema=schema)
 
 
-def gather_or_slice(pool: RowPool, references: Array, schema: pa.Schema) -> pa.Table | pa.RecordBatch:
-    """Gather rows like `gather_table`, but return a single row as a slice of its batch, with all columns of the batch.
-
-    The slice keeps the memory of the batch, so convert it to values soon. O(1) for one row, else O(n) per column.
-    """
-    if references.size != 1:
-        return gather_table(pool, references, schema)
-    reference = int(references[0])
-    rows = pool.rows[reference >> SLOT & SLOTS]
-    assert rows is not None, f"reference {reference} points at a batch that is gone"
-    return rows.table.slice(reference & ROWS, 1)
+def gather_or_slice(pool: RowPool, references: Array, schema: pa.Schema) -> Any:
+    """Gather rows like `gather_table`, but return a single row as a `RowSlice`."""
+    return RowSlice(pool, references, schema) if references.size == 1 else gather_table(pool, references, schema)
 
 
 def gather_arrays(pool: RowPool, references: Array, fields: Iterable[pa.Field]) -> list[pa.Array]:
@@ -337,6 +359,13 @@ def _take_by_arrow(pool: Sequence[Rows | None], references: Array, at: int, kind
     place = np.empty(order.size, np.int64)
     place[order] = np.arange(order.size)
     return pa.concat_arrays(parts).take(pa.array(place))
+
+
+def make_row_dict(rows: Any, names: Iterable[str]) -> dict[str, Any]:
+    """Convert the named columns of the first row of a table or view to Python values, by name."""
+    if isinstance(rows, RowSlice):
+        return rows.to_dict(names)
+    return {name: rows.column(name)[0].as_py() for name in names}
 
 
 def row_values(rows: pa.Table | pa.RecordBatch, row: int) -> dict[str, Any]:

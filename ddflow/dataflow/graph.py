@@ -27,6 +27,7 @@ import pyarrow as pa
 
 from ddflow.columns.hashing import NONE, Ints, RowHasher, Secret
 from ddflow.columns.row_match import RowMatcher
+from ddflow.columns.rows import RowSlice
 from ddflow.columns.schema import column_arrays, empty_table
 from ddflow.columns.threads import ALONE, Threads
 from ddflow.errors import CommandFix, ErrorText, Option, PlanChanged
@@ -425,7 +426,8 @@ def _concat_updates(pieces: Iterable[Updates], schema: pa.Schema) -> Updates:
     every = list(pieces) or [as_updates(empty_table(schema))]
     if len(every) == 1:
         rows = every[0].rows
-        return every[0] if rows.schema.names == schema.names else every[0]._replace(rows=rows.select(schema.names))
+        keeps = isinstance(rows, RowSlice) or rows.schema.names == schema.names
+        return every[0] if keeps else every[0]._replace(rows=rows.select(schema.names))
     rows = pa.concat_tables([piece.rows.select(schema.names) for piece in every])
     return as_updates(rows)._replace(diffs=np.concatenate([piece.diffs for piece in every]))
 

@@ -352,7 +352,7 @@ class RunningAggregate(RunningOperator):
         there, results, _ = self._compute_results(column_arrays(arranged, self.state.names))
         columns = [*column_arrays(arranged, self.groups.names), *results]
         made = as_updates(pa.Table.from_arrays(columns, schema=self.shown))
-        return made if there.all() else made.take(np.flatnonzero(there))
+        return made if np.count_nonzero(there) == there.size else made.take(np.flatnonzero(there))
 
     def _build_overflow_error(self, step: GroupedUpdates, place: int, what: str) -> AggregateOverflow:
         """Build the error for a group whose value after a cell is outside its type. ``place``: the cell's state."""

@@ -106,7 +106,7 @@ class ReadableNode:
         """
         return (self.to_output_rows(table) for table in self.output_arrangement.iterate_rows(as_of))
 
-    def to_output_rows(self, arranged: pa.Table) -> Updates:
+    def to_output_rows(self, arranged: Any) -> Updates:
         """Convert rows of the arrangement to rows of the output. The result can have extra columns. O(rows)."""
         return as_updates(arranged)
 
@@ -320,7 +320,7 @@ class StatelessRunningOperator(RunningOperator):
         return self.step(*inputs)
 
 
-def as_updates(table: pa.Table) -> Updates:
+def as_updates(table: Any) -> Updates:
     """Convert rows to updates of diff 1 at time 0."""
     n = table.num_rows
     return Updates(table, np.zeros(n, np.int32), np.ones(n, np.int64), ints(0))

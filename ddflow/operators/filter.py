@@ -91,5 +91,7 @@ def select_passing_rows(updates: Updates, predicate: Callable[[pa.RecordBatch], 
     if not updates.diffs.size:
         return updates
     shown = pa.RecordBatch.from_arrays(column_arrays(updates.rows, read.names), schema=read)
-    places = np.flatnonzero(unpack_booleans(predicate(shown)))
-    return updates if places.size == updates.diffs.size else updates.take(places)
+    passing = predicate(shown)
+    if passing.true_count == updates.diffs.size:
+        return updates
+    return updates.take(np.flatnonzero(unpack_booleans(passing)))

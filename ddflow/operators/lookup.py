@@ -204,7 +204,7 @@ class RunningLookup(RunningOrderedRows):
     def to_output_rows(self, arranged: pa.Table) -> Updates:
         """Return each row with its result; see `ReadableNode.to_output_rows`."""
         if self.node.how == "inner":
-            arranged = arranged.filter(arranged.column(FOUND))
+            arranged = arranged.select(arranged.schema.names).filter(arranged.column(FOUND))
         (times,) = column_arrays(arranged, [TIMES])
         columns = column_arrays(arranged, self.node.schema.names)
         rows = pa.Table.from_arrays(columns, schema=self.node.schema)

@@ -148,7 +148,8 @@ class RunningOrderedAgg(RunningOrderedGroups):
         self.ways = RowOrder(row, node.by, node.order, context.secret)
         super().__init__(row, node.by, self.ways.words, context.secret, self.ways.is_total_order)
         self.made, self.skips, self.results = node.schema, node.skips, node.results
-        self.ends = {way for _, way, _ in self.results}
+        self.ends, self.groups = {way for _, way, _ in self.results}, pa.schema([row.field(name) for name in node.by])
+        self.read = {name: pa.schema([row.field(name).with_nullable(True)]) for name in row.names}
         self.hashes = RowHasher(pa.schema([*node.schema][len(node.by) :]), context.secret)
 
     def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, ArrangementChange]:
@@ -260,14 +261,13 @@ class RunningOrderedAgg(RunningOrderedGroups):
         ends = {way: self.look_up_groups(high, low, few, self.ways.tied, True, way == "last") for way in self.ends}
         if (last := ends.get("last")) is None:
             return ends["first"]
-        tail = np.arange(last.references.size)[::-1]
+        last = RowsByGroup(last.references[::-1], last.values[::-1], last.begins, last.order[::-1])
         if (first := ends.get("first")) is None:
-            return RowsByGroup(last.references[tail], last.values[tail], last.begins, last.order[tail])
-        tail = tail[~np.isin(last.references[tail], first.references)]
-        pairs = zip(
-            (first.references, first.values, first.order), (last.references, last.values, last.order), strict=True
-        )
-        references, values, order = (np.concatenate([head, rest[tail]]) for head, rest in pairs)
+            return last
+        tail = np.flatnonzero(~np.isin(last.references, first.references))
+        references = np.concatenate([first.references, last.references[tail]])
+        values = np.concatenate([first.values, last.values[tail]])
+        order = np.concatenate([first.order, last.order[tail]])
         return RowsByGroup(references, values, np.array([0, references.size]), order)
 
     def _compute_group_output(self, arranged: Arrangement, found: RowsByGroup) -> Updates:
@@ -277,26 +277,26 @@ class RunningOrderedAgg(RunningOrderedGroups):
         if (places := self.ways.sort_ties(pool, references, (~first).astype(np.uint8))) is not None:
             references, held = references[places], held[places]
 
-        def gather(rows: Ints, names: Sequence[str]) -> list[pa.Array]:
-            row = pa.schema([self.row.field(name).with_nullable(True) for name in names])
-            return column_arrays(gather_or_slice(pool, references[rows], row), names)
+        def gather(rows: Ints, schema: pa.Schema) -> list[pa.Array]:
+            return column_arrays(gather_or_slice(pool, references[rows], schema), schema.names)
 
         kept = np.arange(references.size)
-        if self.skips:
-            kept = np.flatnonzero(~np.asarray(gather(kept, [self.skips])[0].is_null()))
+        if self.skips and (skipping := gather(kept, self.read[self.skips])[0]).null_count:
+            kept = np.flatnonzero(~np.asarray(skipping.is_null()))
         ends = np.searchsorted(kept, found.begins)
-        none, columns = ends[:-1] == ends[1:], gather(found.begins[:-1], self.by)
+        none, columns = ends[:-1] == ends[1:], gather(found.begins[:-1], self.groups)
         for _, way, column in self.results:
             if way == "all":
                 _check_list_size(int(held[kept].sum()))
                 rows = np.repeat(kept, held[kept])
-                values, stops = gather(rows, [column])[0], np.searchsorted(rows, found.begins)
+                values, stops = gather(rows, self.read[column])[0], np.searchsorted(rows, found.begins)
                 kind = pa.list_(pa.field("item", values.type))
                 columns.append(pa.ListArray.from_arrays(pa.array(stops, pa.int32()), values, kind))
             else:
                 at = (ends[:-1] if way == "first" else ends[1:] - 1)[~none]
-                (values,) = gather(kept[at], [column])
-                columns.append(values.take(pa.array(np.cumsum(~none) - 1, mask=none)) if none.any() else values)
+                (values,) = gather(kept[at], self.read[column])
+                lacks = np.count_nonzero(none) != 0
+                columns.append(values.take(pa.array(np.cumsum(~none) - 1, mask=none)) if lacks else values)
         return as_updates(pa.Table.from_arrays(columns, schema=self.made))
 
 

@@ -267,10 +267,9 @@ class RunningTop(RunningOrderedGroups):
         Only the visible rows and rows that tie with a visible row are gathered.
         """
         pool, references = arranged.slots.pool, found.references
-        heads, first = found.mark_first_rows(self.ways.tied)
-        held = np.minimum(found.values, self.limit)
-        before = np.zeros(1, np.int64)
+        held, before = np.minimum(found.values, self.limit), np.zeros(1, np.int64)
         if references.size > 1:
+            heads, first = found.mark_first_rows(self.ways.tied)
             # Keep or drop rows with equal order words together, because `sort_ties` can move any of these rows to the
             # front.
             kept = np.flatnonzero(_count_places_before(held, heads)[first][np.cumsum(first) - 1] < self.limit)
@@ -282,9 +281,7 @@ class RunningTop(RunningOrderedGroups):
         shown = np.maximum(np.minimum(before + held, self.limit) - begin, 0)
         if self.rank_name is None:
             some = np.flatnonzero(shown)
-            made = gather_or_slice(pool, references[some], self.row)
-            table = made if isinstance(made, pa.Table) else pa.Table.from_batches([made])
-            return as_updates(table)._replace(diffs=shown[some])
+            return as_updates(gather_or_slice(pool, references[some], self.row))._replace(diffs=shown[some])
         rows = np.repeat(np.arange(shown.size), shown)
         places = begin[rows] + np.arange(rows.size) - (np.cumsum(shown) - shown)[rows]
         return as_updates(self._gather_output(pool, references[rows], self.row, places))

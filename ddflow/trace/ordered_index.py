@@ -58,8 +58,6 @@ class RowsByGroup(NamedTuple):
         """Mark the first row of each group, and the first of the rows with equal first ``tied`` words, as bool[n]."""
         heads = np.zeros(self.references.size, np.bool_)
         heads[self.begins[:-1]] = True
-        if heads.size < 2:
-            return heads, heads
         words, first = self.order[:, :tied], heads.copy()
         first[1:] |= (words[1:] != words[:-1]).any(1)
         return heads, first

@@ -79,6 +79,7 @@ def test_receipts_of_real_tasks_are_committed_and_held_to_their_bar() -> None:
 
 SMALL = {
     "latency": ["--set", "keys=3000", "steps=10"],
+    "get": ["--only", "line=input,top", "state=durable,duckdb", "--set", "keys=3000", "gets=20"],
     "footprint": ["--only", "workload=tiny"],
     "growth": ["--only", "keys=10000", "--set", "keys=2000"],
     "scaling": ["--only", "step=100000", "line=upsert", "budget=None", "--set", "n=20000", "turns=1"],

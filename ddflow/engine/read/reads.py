@@ -17,6 +17,7 @@ from typing import Any, Final, TypeVar
 import pyarrow as pa
 
 from ddflow.columns.names import DIFF, did_you_mean
+from ddflow.columns.rows import make_row_dict
 from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.graph import RowLookup
 from ddflow.dataflow.holds import make_went_back_error
@@ -443,8 +444,8 @@ engine.changes("people", 1, 2).num_rows
 
         Notes
         -----
-        O(1) expected in memory, else O(log n) for each run on disk. O(n) if rows are not stored by the columns of
-        ``key``. A join does not store its rows by them. A top does not store rows by its input's key.
+        O(1) expected in memory, else O(log n) for each run on disk, plus O(k) for a top of k rows. O(n) if neither the
+        rows nor, for a top, its input's rows are stored by the columns of ``key``, as for a join.
 
         Examples
         --------
@@ -474,8 +475,7 @@ engine.changes("people", 1, 2).num_rows
                 found = find_matching_rows(still, lookup.node, dict(zip(key, given, strict=True)), time)
         if found.diffs.size > 1 or (found.diffs.size and found.diffs[0] != 1):
             found = consolidate(found, dataflow.secret)
-        rows = found.rows
-        return {name: rows.column(name)[0].as_py() for name in lookup.shown} if found.diffs.size else None
+        return make_row_dict(found.rows, lookup.shown) if found.diffs.size else None
 
     def _prepare_lookup(self, name: str, key: Mapping[str, Any]) -> RowLookup:
         """Prepare the look-up of an output or an input by the columns of ``key``, for this and further calls."""

@@ -276,7 +276,9 @@ def set_nulls(values: Any, none: Any) -> pa.Array:
 
     The caller must not change ``values`` later.
     """
-    return pa.array(np.ascontiguousarray(values), mask=none if none.any() else None)
+    if np.count_nonzero(none):
+        return pa.array(np.ascontiguousarray(values), mask=none)
+    return pa.array(np.ascontiguousarray(values))
 
 
 def build_results(kind: pa.DataType, beyond: int, words: Words, none: Any) -> pa.Array:
