@@ -2,7 +2,7 @@
 
 Every operation that groups rows by key (resolve, count, consolidate and merge) begins with the sort of this module.
 
-`sort_by_identity` calls the kernels of ``kernels/sort`` over spans of rows, one per thread.
+`sort_by_identity` calls the kernels of ``kernels/sort`` over ranges of identities, one per thread.
 Guarantees: rows with the same identity are adjacent and keep their order of arrival, so callers need no sort by time.
 
 >>> by = sort_by_identity(np.array([9, 4, 9], np.uint64), np.empty(0, np.uint64))
@@ -18,18 +18,10 @@ import numpy as np
 from ddflow.columns.hashing import NONE, Ints, Narrow, Words
 from ddflow.columns.layout import Arena
 from ddflow.columns.threads import ALONE, Threads
-from ddflow.kernels.sort import (
-    compute_bucket_starts,
-    count_buckets,
-    fill_buckets,
-    find_group_starts,
-    sort_buckets,
-    sort_rows,
-    sort_within_groups,
-)
+from ddflow.kernels.sort import sort_range, sort_rows, sort_within_groups
 
-FILLED, RESOLVED = 4, 25
-"""The approximate nanoseconds to put a row into its bucket of the sort, and those to look up or resolve a key."""
+SORTED, RESOLVED = 10, 25
+"""The approximate nanoseconds to sort a row, and those to look up or resolve a key."""
 
 
 class SortedRows(NamedTuple):
@@ -67,20 +59,28 @@ def sort_by_identity(high: Words, low: Words, arena: Arena | None = None, thread
     empty = arena.choose_allocator(n)
     permutation, starts = empty(n, np.int32), empty(n + 1, np.int32)
     ids, seconds = empty(n, np.uint64), empty(low.size, np.uint64)
-    spans = threads.cut_spans(n, FILLED)
-    at = empty((len(spans), 1 << bits), np.int32)
-    written = permutation, ids, seconds
+    spans = threads.cut_spans(n, SORTED)
     if len(spans) == 1:
-        groups = sort_rows(high, low, bits, at, *written, starts)
+        at = empty(1 << bits, np.int32)
+        groups = sort_rows(high, low, bits, at, permutation, ids, seconds, starts)
         return SortedRows(permutation, ids, seconds, starts[: groups + 1])
-    size = np.int64(bits)
-    threads.run_in_parallel(count_buckets, [(high[a:b], size, at[i]) for i, (a, b) in enumerate(spans)])
-    compute_bucket_starts(at)
-    rows = [(high[a:b], low[a:b], np.int64(a), size, at[i], *written) for i, (a, b) in enumerate(spans)]
-    threads.run_in_parallel(fill_buckets, rows)
-    cuts = [np.int64((i << bits) // len(spans)) for i in range(len(spans) + 1)]
-    threads.run_in_parallel(sort_buckets, [(at[-1], *cut, *written) for cut in pairwise(cuts)])
-    groups = find_group_starts(ids, seconds, starts)
+    # Each thread sorts the rows of a range of identities, so that no two threads write to the same cache lines.
+    bounds = [-(-(i << 64) // len(spans)) for i in range(len(spans) + 1)]
+    ranges = [(np.uint64(first), np.uint64(end - 1)) for first, end in pairwise(bounds)]
+    ends = [0, *(int(np.count_nonzero(high < first)) for first, _ in ranges[1:]), n]
+    work, parts = [], []
+    for each, (begin, end) in zip(ranges, pairwise(ends), strict=True):
+        m = end - begin
+        size = min(max((m - 1).bit_length(), 1), 20) if m else 1
+        scratch = empty(1 << size, np.int32), empty(m + 1, np.int32), empty(m, np.int32), empty(m + 1, np.uint64)
+        parts.append(empty(m + 1, np.int32))
+        out = permutation[begin:end], ids[begin:end], seconds[begin:end], parts[-1]
+        work.append((high, low, *each, begin, *scratch, *out))
+    groups = 0
+    for part, found in zip(parts, threads.run_in_parallel(sort_range, work), strict=True):
+        starts[groups : groups + found] = part[:found]
+        groups += found
+    starts[groups] = n
     return SortedRows(permutation, ids, seconds, starts[: groups + 1])
 
 

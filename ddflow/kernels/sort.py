@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ddflow.kernels.arrays import Ints, Narrow, Narrow2d, Words, Words2d
+from ddflow.kernels.arrays import Ints, Narrow, Words, Words2d
 from ddflow.kernels.compile import kernel
 
 CROWD = 24
@@ -105,11 +105,11 @@ def count_buckets(high: Words, bits: np.int64, counts: Narrow) -> None:
 
     >>> import numpy as np
     >>> high, none = np.array([3, 1, 3, 2], np.uint64) << np.uint64(62), np.empty(0, np.uint64)
-    >>> at, permutation, ids = np.empty((1, 4), np.int32), np.empty(4, np.int32), np.empty(4, np.uint64)
-    >>> count_buckets(high, np.int64(2), at[0])
+    >>> at, permutation, ids = np.empty(4, np.int32), np.empty(4, np.int32), np.empty(4, np.uint64)
+    >>> count_buckets(high, np.int64(2), at)
     >>> compute_bucket_starts(at)
-    >>> fill_buckets(high, none, np.int64(0), np.int64(2), at[0], permutation, ids, none)
-    >>> sort_buckets(at[0], np.int64(0), np.int64(4), permutation, ids, none)
+    >>> fill_buckets(high, none, np.int64(2), at, permutation, ids, none)
+    >>> sort_buckets(at, permutation, ids, none)
     >>> permutation.tolist()
     [1, 3, 0, 2]
     """
@@ -120,43 +120,38 @@ def count_buckets(high: Words, bits: np.int64, counts: Narrow) -> None:
 
 
 @kernel
-def compute_bucket_starts(counts: Narrow2d) -> None:
-    """Convert counts to positions. A position says where the rows of a span begin in a bucket. O(size).
+def compute_bucket_starts(counts: Narrow) -> None:
+    """Convert the number of rows in each bucket to the position where the bucket begins. O(buckets).
 
-    Within a bucket, the rows of one span follow the rows of the previous span.
+    - counts, int32[buckets]: the counts, which the kernel replaces by positions.
 
-    - counts, int32[spans, buckets]: the counts, which the kernel replaces by positions.
-
-    >>> counts = np.array([[2, 1], [1, 0]], np.int32)
+    >>> counts = np.array([2, 1, 4], np.int32)
     >>> compute_bucket_starts(counts)
     >>> counts.tolist()
-    [[0, 3], [2, 4]]
+    [0, 2, 3]
     """
     total = 0
-    for bucket in range(counts.shape[1]):
-        for span in range(counts.shape[0]):
-            count = counts[span, bucket]
-            counts[span, bucket] = total
-            total += count
+    for bucket in range(counts.size):
+        count = counts[bucket]
+        counts[bucket] = total
+        total += count
 
 
 @kernel
 def fill_buckets(
     high: Words,
     low: Words,
-    first: np.int64,
     bits: np.int64,
     at: Narrow,
     permutation: Narrow,
     sorted_high: Words,
     sorted_low: Words,
 ) -> None:
-    """Distribute the rows of a span over the buckets. Rows of one bucket keep their order. O(n).
+    """Distribute rows over the buckets. Rows of one bucket keep their order. O(n).
 
     Input:
-    - high, low, uint64[n]: the identities of the span (low has size 0 for one-word identities).
-    - first: the number of the span's first row.
-    - at, int32[2**bits]: where the rows of the span begin in each bucket. The kernel replaces this by where they end.
+    - high, low, uint64[n]: the identities (low has size 0 for one-word identities).
+    - at, int32[2**bits]: where each bucket begins. The kernel replaces this by where it ends.
 
     Output:
     - permutation, int32: the row at each place.
@@ -164,7 +159,7 @@ def fill_buckets(
 
     >>> at, out = np.array([0, 1], np.int32), np.empty(2, np.int32)
     >>> ids, none = np.empty(2, np.uint64), np.empty(0, np.uint64)
-    >>> fill_buckets(np.array([2**63, 7], np.uint64), none, np.int64(0), np.int64(1), at, out, ids, none)
+    >>> fill_buckets(np.array([2**63, 7], np.uint64), none, np.int64(1), at, out, ids, none)
     >>> out.tolist(), at.tolist()
     ([1, 0], [1, 2])
     """
@@ -173,16 +168,14 @@ def fill_buckets(
         bucket = np.int64(high[i] >> shift)
         to = np.int64(at[bucket])
         at[bucket] = to + 1
-        permutation[to], sorted_high[to] = first + i, high[i]
+        permutation[to], sorted_high[to] = i, high[i]
         if low.size != 0:
             sorted_low[to] = low[i]
 
 
 @kernel
-def sort_buckets(
-    ends: Narrow, begin: np.int64, stop: np.int64, permutation: Narrow, sorted_high: Words, sorted_low: Words
-) -> None:
-    """Sort the buckets [begin, stop) by identity, stably and in place.
+def sort_buckets(ends: Narrow, permutation: Narrow, sorted_high: Words, sorted_low: Words) -> None:
+    """Sort the rows of each bucket by identity, stably and in place.
 
     The run time is O(n) for uniform identities. The worst case is O(n log n), with scratch memory for the largest
     bucket.
@@ -192,21 +185,21 @@ def sort_buckets(
     - sorted_high, sorted_low, uint64[n]: the identity at each place, which the kernel updates.
 
     >>> out, ids = np.array([0, 1], np.int32), np.array([9, 4], np.uint64)
-    >>> sort_buckets(np.array([2], np.int32), np.int64(0), np.int64(1), out, ids, np.empty(0, np.uint64))
+    >>> sort_buckets(np.array([2], np.int32), out, ids, np.empty(0, np.uint64))
     >>> out.tolist(), ids.tolist()
     ([1, 0], [4, 9])
     """
-    first: Any = np.int64(ends[begin - 1]) if begin > 0 else np.int64(0)
+    first: Any = np.int64(0)
     crowded = False
-    for bucket in range(begin, stop):
+    for bucket in range(ends.size):
         crowded |= ends[bucket] - (ends[bucket - 1] if bucket > 0 else 0) > CROWD
     if not crowded:
         # Buckets ascend, so one insertion pass over all buckets sorts the rows of each bucket. The processor
         # mispredicts a branch only where two rows are in the wrong order.
-        last: Any = np.int64(ends[stop - 1])
+        last: Any = np.int64(ends[ends.size - 1])
         _insertion_sort(sorted_high, sorted_low, permutation, first, last)
         return
-    for bucket in range(begin, stop):
+    for bucket in range(ends.size):
         end: Any = np.int64(ends[bucket])
         if end - first > CROWD:
             _merge_runs(sorted_high, sorted_low, permutation, first, end)
@@ -248,33 +241,97 @@ def sort_rows(
     high: Words,
     low: Words,
     bits: int,
-    at: Narrow2d,
+    at: Narrow,
     permutation: Narrow,
     sorted_high: Words,
     sorted_low: Words,
     starts: Narrow,
 ) -> int:
-    """Sort rows by identity, stably, as one span. This kernel does all steps of the sort. Return the number of keys.
+    """Sort rows by identity, stably. This kernel does all steps of the sort. Return the number of keys.
 
     O(n + 2**bits).
 
     - high, low, uint64[n]: the identities (low has size 0 for one-word identities).
-    - at, int32[1, 2**bits]: scratch memory.
+    - at, int32[2**bits]: scratch memory.
     - permutation, int32[n]: the row at each place, which the kernel writes.
     - sorted_high, sorted_low, uint64: the identity at each place, which the kernel writes.
     - starts, int32[n + 1]: the place where each key begins, as in `find_group_starts`.
 
     >>> ids, none = np.array([9, 4], np.uint64), np.empty(0, np.uint64)
-    >>> at, out, starts = np.empty((1, 2), np.int32), np.empty(2, np.int32), np.empty(3, np.int32)
+    >>> at, out, starts = np.empty(2, np.int32), np.empty(2, np.int32), np.empty(3, np.int32)
     >>> sort_rows(ids, none, 1, at, out, np.empty(2, np.uint64), none, starts), out.tolist()
     (2, [1, 0])
     """
     size = np.int64(bits)
-    count_buckets(high, size, at[0])
+    count_buckets(high, size, at)
     compute_bucket_starts(at)
-    fill_buckets(high, low, np.int64(0), size, at[0], permutation, sorted_high, sorted_low)
-    sort_buckets(at[0], np.int64(0), np.int64(at.shape[1]), permutation, sorted_high, sorted_low)
+    fill_buckets(high, low, size, at, permutation, sorted_high, sorted_low)
+    sort_buckets(at, permutation, sorted_high, sorted_low)
     return find_group_starts(sorted_high, sorted_low, starts)
+
+
+@kernel
+def sort_range(
+    high: Words,
+    low: Words,
+    first: np.uint64,
+    last: np.uint64,
+    begin: int,
+    at: Narrow,
+    rows: Narrow,
+    places: Narrow,
+    ids: Words,
+    permutation: Narrow,
+    sorted_high: Words,
+    sorted_low: Words,
+    starts: Narrow,
+) -> int:
+    """Sort the rows whose first identity word is in [first, last], stably. Return the number of their keys.
+
+    The kernel reads all rows, but writes only its own memory, so threads sort different ranges at the same time.
+    O(n + m + 2**bits), for m rows in the range.
+
+    Input:
+    - high, low, uint64[n]: the identities (low has size 0 for one-word identities).
+    - begin: the number of rows with a lesser first word.
+
+    Scratch memory:
+    - at, int32[2**bits]; rows, int32[m + 1]; places, int32[m]; ids, uint64[m + 1].
+
+    Output:
+    - permutation, int32[m]: the row at each place of the range.
+    - sorted_high, sorted_low, uint64[m]: the identity at each place of the range.
+    - starts, int32[m + 1]: where each key begins, counted from the first place of all rows.
+
+    >>> high, none = np.array([9, 4, 9, 2], np.uint64), np.empty(0, np.uint64)
+    >>> scratch = np.empty(2, np.int32), np.empty(4, np.int32), np.empty(3, np.int32), np.empty(4, np.uint64)
+    >>> out, ids, starts = np.empty(3, np.int32), np.empty(3, np.uint64), np.empty(4, np.int32)
+    >>> sort_range(high, none, np.uint64(3), np.uint64(9), 1, *scratch, out, ids, none, starts), out.tolist()
+    (2, [1, 0, 2])
+    >>> ids.tolist(), starts[:2].tolist()
+    ([4, 9, 9], [1, 2])
+    """
+    shift, reach = np.uint64(0), last - first
+    while reach < np.uint64(1 << 63) and shift < np.uint64(63):
+        reach, shift = reach << np.uint64(1), shift + np.uint64(1)
+    m = 0
+    for i in range(high.size):
+        # Without a branch, because the processor would mispredict it for most rows.
+        rows[m], ids[m] = i, (high[i] - first) << shift
+        m += (high[i] >= first) & (high[i] <= last)
+    seconds = np.empty(m if low.size != 0 else 0, np.uint64)
+    for i in range(seconds.size):
+        seconds[i] = low[rows[i]]
+    bits = 0
+    while 1 << bits < at.size:
+        bits += 1
+    groups = sort_rows(ids[:m], seconds, bits, at, places, sorted_high, sorted_low, starts)
+    for i in range(m):
+        permutation[i] = rows[places[i]]
+        sorted_high[i] = (sorted_high[i] >> shift) + first
+    for i in range(groups + 1):
+        starts[i] += begin
+    return groups
 
 
 @kernel

@@ -12,14 +12,7 @@ from hypothesis import given, strategies as st
 from ddflow.columns.layout import Arena
 from ddflow.columns.sorting import sort_by_identity
 from ddflow.columns.threads import Threads
-from ddflow.kernels.sort import (
-    compute_bucket_starts,
-    count_buckets,
-    fill_buckets,
-    find_group_starts,
-    order_by_rank,
-    sort_buckets,
-)
+from ddflow.kernels.sort import find_group_starts, order_by_rank, sort_range
 
 pytestmark = pytest.mark.kernels
 TOP = 2**64 - 1
@@ -51,44 +44,36 @@ def words(values: list[int]) -> Any:
     return np.array(values, np.uint64)
 
 
-def assert_sorted(high: list[int], low: list[int] | None, bits: int, rows: list[int], buckets: list[int]) -> None:
-    """``rows``, ``buckets``: where the spans begin that several threads would take."""
-    n, spans = len(high), list(pairwise(sorted({0, *rows, len(high)}))) or [(0, 0)]
-    given_high, given_low = words(high), words(low or [])
+def assert_sorted(high: list[int], low: list[int] | None, bits: int, cuts: list[int]) -> None:
+    """``cuts``: the identities where the ranges begin that several threads would take."""
+    n, given_high, given_low = len(high), words(high), words(low or [])
     permutation, sorted_high = np.full(n, -7, np.int32), np.empty(n, np.uint64)
-    sorted_low = np.empty(n if low is not None else 0, np.uint64)
-    at = np.full((len(spans), 1 << bits), -7, np.int32)
-    for span, (begin, end) in enumerate(spans):
-        count_buckets(given_high[begin:end], np.int64(bits), at[span])
-    compute_bucket_starts(at)
-    for span, (begin, end) in enumerate(spans):
-        second = given_low[begin:end] if given_low.size else given_low
-        fill_buckets(
-            given_high[begin:end],
-            second,
-            np.int64(begin),
-            np.int64(bits),
-            at[span],
-            permutation,
-            sorted_high,
-            sorted_low,
-        )
-    for begin, end in pairwise(sorted({0, *buckets, 1 << bits})):
-        sort_buckets(at[-1], np.int64(begin), np.int64(end), permutation, sorted_high, sorted_low)
+    sorted_low, begin, keys = np.empty(n if low is not None else 0, np.uint64), 0, list[int]()
+    for first, end in pairwise(sorted({0, *cuts, TOP + 1})):
+        m = sum(first <= each < end for each in high)
+        here, starts = slice(begin, begin + m), np.empty(m + 1, np.int32)
+        scratch: Any = [np.full(size, -7, np.int32) for size in (1 << bits, m + 1, m)]
+        out: Any = permutation[here], sorted_high[here], sorted_low[here], starts
+        ends = np.uint64(first), np.uint64(end - 1)
+        groups = sort_range(given_high, given_low, *ends, begin, *scratch, np.empty(m + 1, np.uint64), *out)
+        keys += starts[:groups].tolist()
+        begin += m
     expected = sorted(range(n), key=lambda i: (high[i], low[i] if low is not None else 0))
     assert permutation.tolist() == expected
     assert sorted_high.tolist() == [high[i] for i in expected]
     assert sorted_low.tolist() == ([low[i] for i in expected] if low is not None else [])
+    ids = [(high[i], low[i] if low is not None else 0) for i in expected]
+    assert keys == [i for i in range(n) if i == 0 or ids[i] != ids[i - 1]]
 
 
-cuts = st.lists(st.integers(0, 60), max_size=3)
+cuts = st.lists(identity, max_size=3)
 
 
-@given(st.lists(identity, max_size=60), st.integers(1, 12), cuts, cuts)
-def test_one_word_identities_are_sorted_stably_whatever_the_number_of_buckets_and_of_spans(
-    high: list[int], bits: int, rows: list[int], buckets: list[int]
+@given(st.lists(identity, max_size=60), st.integers(1, 12), cuts)
+def test_one_word_identities_are_sorted_stably_whatever_the_number_of_buckets_and_of_ranges(
+    high: list[int], bits: int, cut: list[int]
 ) -> None:
-    assert_sorted(high, None, bits, [min(row, len(high)) for row in rows], [min(b, 1 << bits) for b in buckets])
+    assert_sorted(high, None, bits, cut)
 
 
 @given(
@@ -96,17 +81,16 @@ def test_one_word_identities_are_sorted_stably_whatever_the_number_of_buckets_an
     st.integers(1, 8),
     cuts,
 )
-def test_two_word_identities_are_sorted_by_both_words(pairs: list[tuple[int, int]], bits: int, rows: list[int]) -> None:
-    cut = [min(row, len(pairs)) for row in rows]
-    assert_sorted([high for high, _ in pairs], [low for _, low in pairs], bits, cut, [])
+def test_two_word_identities_are_sorted_by_both_words(pairs: list[tuple[int, int]], bits: int, cut: list[int]) -> None:
+    assert_sorted([high for high, _ in pairs], [low for _, low in pairs], bits, cut)
 
 
 @pytest.mark.parametrize("kind", SHAPES)
 @pytest.mark.parametrize("wide", [False, True])
 def test_a_bucket_too_large_for_insertion_is_sorted_too(kind: str, wide: bool) -> None:
     high = distribution(kind, 150)
-    assert_sorted(high, [i * 31 % 5 for i in range(150)] if wide else None, 1, [], [])
-    assert_sorted(high, [9 - i % 3 for i in range(150)] if wide else None, 8, [75], [100, 200])
+    assert_sorted(high, [i * 31 % 5 for i in range(150)] if wide else None, 1, [])
+    assert_sorted(high, [9 - i % 3 for i in range(150)] if wide else None, 8, [TOP // 3, TOP // 2])
 
 
 @given(st.lists(st.tuples(identity, st.integers(0, 1)), max_size=30), st.booleans())
