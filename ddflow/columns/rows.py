@@ -35,8 +35,22 @@ from ddflow.columns.layout import (
 from ddflow.columns.schema import column_arrays, to_batch
 from ddflow.columns.threads import ALONE
 from ddflow.errors import TooLarge
-from ddflow.kernels.gather import ROWS, SLOT, SLOTS, gather_bits, gather_columns, gather_offsets
+from ddflow.kernels.gather import (
+    MANY,
+    ROWS,
+    SLOT,
+    SLOTS,
+    BlockOrder,
+    gather_bits,
+    gather_bytes_by_blocks,
+    gather_columns,
+    gather_offsets,
+    gather_offsets_by_blocks,
+    plan_block_gather,
+)
 
+NEAR = 1 << 12
+"""Two rows closer than this number of rows are probably in the same pages of memory."""
 MOVED = 8
 """The approximate time to gather a value, in nanoseconds."""
 
@@ -283,7 +297,7 @@ def gather_buffers(pool: RowPool, references: Array, fields: Iterable[pa.Field])
     columns: list[Column] = []
     plan: list[tuple[int, int, int, int]] = []
     read: list[pa.Buffer] = []
-    n, addresses, ways = references.size, pool.addresses, pool.shape.ways
+    n, addresses, ways, order = references.size, pool.addresses, pool.shape.ways, None
     for field in fields:
         at = pool.at[field.name]
         how, wide = ways[at]
@@ -306,10 +320,18 @@ def gather_buffers(pool: RowPool, references: Array, fields: Iterable[pa.Field])
             buffers = [validity, pa.py_buffer(values)]
         else:
             ends = np.empty(n + 1, np.int64)
-            moved = _allocate_text(gather_offsets(references, bases[1], np.int64(wide), ends), wide, field.name)
-            read.append(pa.py_buffer(ends))
-            plan.append((at, wide, moved.address, read[-1].address))
-            buffers = [validity, read[-1] if wide == 8 else pa.py_buffer(ends.astype(np.int32)), moved]
+            if order is None and n >= MANY and _are_scattered(references):
+                order = _plan_block_gather(pool.rows, references)
+            if order is None:
+                moved = _allocate_text(gather_offsets(references, bases[1], np.int64(wide), ends), wide, field.name)
+                read.append(pa.py_buffer(ends))
+                plan.append((at, wide, moved.address, read[-1].address))
+            else:
+                size = gather_offsets_by_blocks(order, bases[1], np.int64(wide), np.empty(n, np.int32), ends)
+                moved, scratch = _allocate_text(size, wide, field.name), np.empty(size, np.uint8)
+                places = np.uint64(scratch.ctypes.data), np.uint64(moved.address)
+                gather_bytes_by_blocks(order, bases[1], bases[2], np.int64(wide), ends, *places)
+            buffers = [validity, pa.py_buffer(ends if wide == 8 else ends.astype(np.int32)), moved]
         columns.append(ColumnBuffers(field.type, n, buffers, nulls))
     if plan:
         todo = np.array(plan, np.uint64)
@@ -319,6 +341,23 @@ def gather_buffers(pool: RowPool, references: Array, fields: Iterable[pa.Field])
 
         pool.threads.run_spans(n, work, MOVED * len(plan))
     return columns
+
+
+def _are_scattered(references: Array) -> bool:
+    """Return whether most rows are far from the next row, by a sample."""
+    some = np.linspace(0, references.size - 2, 512).astype(np.int64)
+    return bool((np.abs(references[some + 1] - references[some]) > NEAR).mean() > 0.5)
+
+
+def _plan_block_gather(batches: Sequence[Rows | None], references: Array) -> BlockOrder:
+    """Plan to gather rows by blocks.  Blocks have 32,768 rows, or more if there would be more than 256 blocks."""
+    n = references.size
+    bits = max(n.bit_length() - 8, 15)
+    blocks = [0, *(1 + (0 if each is None else each.size >> bits) for each in batches)]
+    first, order = np.cumsum(blocks), np.empty(n, np.int64)
+    told = BlockOrder(order, np.empty(n, np.int32), np.empty(n, np.int32), np.int64(bits))
+    plan_block_gather(references, first, np.zeros(int(first[-1]) + 1, np.int64), told)
+    return told
 
 
 def _allocate_text(total: int, wide: int, name: str) -> pa.Buffer:

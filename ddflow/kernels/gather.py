@@ -14,9 +14,11 @@ other types, ``columns/rows`` uses Arrow. The caller checks bounds.
 [20, 11]
 """
 
+from typing import Any, NamedTuple
+
 import numpy as np
 
-from ddflow.kernels.arrays import Flags, Ints, Words, Words2d, Words3d
+from ddflow.kernels.arrays import Flags, Ints, Narrow, Words, Words2d, Words3d
 from ddflow.kernels.compile import kernel
 from ddflow.kernels.pointer import (
     copy_bytes,
@@ -34,6 +36,8 @@ SLOT = 40
 """Lowest bit of the batch number in a reference. The bits below it are the row."""
 ROWS = (1 << SLOT) - 1
 SLOTS = (1 << 20) - 1
+MANY = 1 << 20
+"""From this number of rows on, scattered byte strings are gathered by blocks, because most reads miss the caches."""
 
 
 @kernel
@@ -158,16 +162,162 @@ def _gather_bytes(references: Ints, bases: Words, data: Words, wide: np.int64, e
         else:
             begin = load_u32(bases[batch] + np.uint64((r & ROWS) << 2))
         first = load_u64(ends + np.uint64(i << 3))
-        at, to, size = data[batch] + begin, out + first, load_u64(ends + np.uint64((i + 1) << 3)) - first
+        _copy_text(out + first, data[batch] + begin, load_u64(ends + np.uint64((i + 1) << 3)) - first)
+
+
+@kernel
+def _copy_text(to: np.uint64, at: np.uint64, size: np.uint64) -> None:
+    """Copy a few bytes. The last words overlap, so that no byte beyond the end is read or written."""
+    if size >= np.uint64(8):
         if size > np.uint64(64):
             copy_bytes(to, at, size)
-            continue
-        while size >= np.uint64(8):
-            store_u64(to, load_u64(at))
-            at, to, size = at + np.uint64(8), to + np.uint64(8), size - np.uint64(8)
-        while size != np.uint64(0):
-            store_u8(to, load_u8(at))
-            at, to, size = at + np.uint64(1), to + np.uint64(1), size - np.uint64(1)
+            return
+        end = size - np.uint64(8)
+        done = np.uint64(0)
+        while done < end:
+            store_u64(to + done, load_u64(at + done))
+            done += np.uint64(8)
+        store_u64(to + end, load_u64(at + end))
+    elif size >= np.uint64(4):
+        end = size - np.uint64(4)
+        last = load_u32(at + end)
+        store_u32(to, load_u32(at))
+        store_u32(to + end, last)
+    elif size >= np.uint64(2):
+        end = size - np.uint64(2)
+        other = load_u16(at + end)
+        store_u16(to, load_u16(at))
+        store_u16(to + end, other)
+    elif size != np.uint64(0):
+        store_u8(to, load_u8(at))
+
+
+class BlockOrder(NamedTuple):
+    """The order in which n scattered byte strings are gathered by blocks of rows.
+
+    A block of the source and a block of the output fit into the processor's cache. The rows are first copied, source
+    block by source block, to temporary memory, where each output block has its part, and then to their places.
+    """
+
+    reference: Ints
+    """int64[n]: the references, source block by source block."""
+    to: Narrow
+    """int32[n]: the position of each of these rows in temporary memory."""
+    place: Narrow
+    """int32[n]: for each position in temporary memory, the place of the row in the output."""
+    bits: Any
+    """The binary logarithm of the number of rows in a block."""
+
+
+@kernel
+def plan_block_gather(references: Ints, first: Ints, ends: Ints, order: BlockOrder) -> None:
+    """Write the order of rows to gather by blocks. O(n).
+
+    Input:
+    - references, int64[n]: the rows to copy.
+    - first, int64[batches]: the number of the first source block of each batch.
+    - ends, int64[source blocks + 1]: zeros, which the kernel uses as scratch.
+
+    Output:
+    - order: the order.
+
+    >>> order = BlockOrder(np.empty(3, np.int64), np.empty(3, np.int32), np.empty(3, np.int32), np.int64(1))
+    >>> plan_block_gather(np.array([3, 0, 2]), np.zeros(1, np.int64), np.zeros(3, np.int64), order)
+    >>> order.reference.tolist(), order.to.tolist(), order.place.tolist()
+    ([0, 3, 2], [0, 1, 2], [1, 0, 2])
+    """
+    sorted_references, to, place, bits = order
+    n = references.size
+    for i in range(n):
+        r = references[i]
+        ends[first[(r >> SLOT) & SLOTS] + ((r & ROWS) >> bits) + 1] += 1
+    for b in range(1, ends.size):
+        ends[b] += ends[b - 1]
+    for i in range(n):
+        r = references[i]
+        block = first[(r >> SLOT) & SLOTS] + ((r & ROWS) >> bits)
+        at = ends[block]
+        ends[block] = at + 1
+        sorted_references[at], to[at] = r, i
+    last = np.arange((n >> bits) + 1) << bits
+    for i in range(n):
+        at = np.int64(to[i])
+        block = at >> bits
+        to[i] = last[block]
+        place[last[block]] = at
+        last[block] += 1
+
+
+@kernel
+def gather_offsets_by_blocks(order: BlockOrder, bases: Words, wide: np.int64, sizes: Narrow, ends: Ints) -> int:
+    """Write where each byte string ends in the output, as `gather_offsets` does. Return the total size. O(n).
+
+    - sizes, int32[n]: scratch memory. A byte string has less than 2 GiB.
+
+    >>> offsets, ends = np.array([0, 2, 5], np.int32), np.empty(2, np.int64)
+    >>> one = np.zeros(1, np.int32)
+    >>> order = BlockOrder(np.array([1]), one, one, np.int64(1))
+    >>> gather_offsets_by_blocks(order, np.array([offsets.ctypes.data], np.uint64), np.int64(4), one.copy(), ends)
+    3
+    """
+    references, to, place, _ = order
+    for i in range(references.size):
+        r = references[i]
+        base = bases[(r >> SLOT) & SLOTS]
+        if wide == 8:
+            at = base + np.uint64((r & ROWS) << 3)
+            sizes[to[i]] = np.int64(load_u64(at + np.uint64(8)) - load_u64(at))
+        else:
+            at = base + np.uint64((r & ROWS) << 2)
+            sizes[to[i]] = np.int64(load_u32(at + np.uint64(4)) - load_u32(at))
+    for i in range(references.size):
+        ends[np.int64(place[i]) + 1] = sizes[i]
+    ends[0] = 0
+    for i in range(1, ends.size):
+        ends[i] += ends[i - 1]
+    return int(ends[ends.size - 1])
+
+
+@kernel
+def gather_bytes_by_blocks(
+    order: BlockOrder, bases: Words, data: Words, wide: np.int64, ends: Ints, temporary: np.uint64, out: np.uint64
+) -> None:
+    """Copy byte strings, as `gather_columns` does. O(n + bytes).
+
+    - bases, data, uint64[batches]: the addresses of each batch's first offset, and of its bytes.
+    - wide: 8 for 64-bit offsets, 4 for 32-bit offsets.
+    - ends, int64[n + 1]: the output of `gather_offsets_by_blocks`.
+    - temporary, out: the addresses of ends[n] bytes each.
+
+    >>> text, offsets, one = np.frombuffer(b"abc", np.uint8), np.array([0, 1, 3], np.int32), np.zeros(1, np.int32)
+    >>> order, out, scratch = BlockOrder(np.array([1]), one, one, np.int64(1)), np.empty(2, np.uint8), np.empty(1)
+    >>> places = (np.array([each.ctypes.data], np.uint64) for each in (offsets, text))
+    >>> target = np.uint64(out.ctypes.data)
+    >>> gather_bytes_by_blocks(order, *places, np.int64(4), np.array([0, 2]), np.uint64(scratch.ctypes.data), target)
+    >>> out.tobytes()
+    b'bc'
+    """
+    references, to, place, bits = order
+    n = references.size
+    last = ends[np.minimum(np.arange((n >> bits) + 1) << bits, n)].copy()
+    for i in range(n):
+        r = references[i]
+        batch = (r >> SLOT) & SLOTS
+        if wide == 8:
+            at = bases[batch] + np.uint64((r & ROWS) << 3)
+            begin, end = load_u64(at), load_u64(at + np.uint64(8))
+        else:
+            at = bases[batch] + np.uint64((r & ROWS) << 2)
+            begin, end = load_u32(at), load_u32(at + np.uint64(4))
+        block = np.int64(to[i]) >> bits
+        _copy_text(temporary + np.uint64(last[block]), data[batch] + begin, end - begin)
+        last[block] += np.int64(end - begin)
+    done = np.int64(0)
+    for i in range(n):
+        first = ends[place[i]]
+        size = ends[np.int64(place[i]) + 1] - first
+        _copy_text(out + np.uint64(first), temporary + np.uint64(done), np.uint64(size))
+        done += size
 
 
 @kernel

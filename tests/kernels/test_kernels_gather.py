@@ -8,7 +8,16 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from ddflow.kernels.gather import SLOT, gather_bits, gather_columns, gather_offsets
+from ddflow.kernels.gather import (
+    SLOT,
+    BlockOrder,
+    gather_bits,
+    gather_bytes_by_blocks,
+    gather_columns,
+    gather_offsets,
+    gather_offsets_by_blocks,
+    plan_block_gather,
+)
 from ddflow.kernels.resolve import LIVE, OCCUPIED
 
 pytestmark = pytest.mark.kernels
@@ -87,5 +96,15 @@ def test_byte_strings_are_copied_by_their_offsets(data: st.DataObject, wide: int
     assert gather_offsets(packed(chosen), bases, np.int64(wide), ends) == sum(map(len, wanted))
     assert ends.tolist() == [sum(map(len, wanted[:i])) for i in range(len(wanted) + 1)]
     out = np.full(ends[-1] + 1, 0xAA, np.uint8)
-    moved(chosen, wide, out, bases, [address(one) for one in memory], ends)
+    heaps = [address(one) for one in memory]
+    moved(chosen, wide, out, bases, heaps, ends)
     assert out.tobytes() == b"".join(wanted) + b"\xaa"
+    bits, n = data.draw(st.integers(0, 3)), len(chosen)
+    first = np.cumsum([0, *(1 + (len(batch) >> bits) for batch in batches)])
+    order = BlockOrder(np.empty(n, np.int64), np.empty(n, np.int32), np.empty(n, np.int32), np.int64(bits))
+    plan_block_gather(packed(chosen), first, np.zeros(first[-1] + 1, np.int64), order)
+    again, out, scratch = np.empty_like(ends), np.full_like(out, 0xAA), np.empty_like(out)
+    size = gather_offsets_by_blocks(order, bases, np.int64(wide), np.empty(n, np.int32), again)
+    places = np.array(heaps, np.uint64), np.int64(wide), again, address(scratch), address(out)
+    gather_bytes_by_blocks(order, bases, *places)
+    assert again.tolist() == ends.tolist() and size == ends[-1] and out.tobytes() == b"".join(wanted) + b"\xaa"
