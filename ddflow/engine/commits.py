@@ -344,7 +344,7 @@ class EpochCommitter:
             return self.log.epoch
         if len(self.calls) > 1:  # so that the versions of all calls are written as one file
             for each in dataflow.graph.arrangements.values():
-                each.spine.merge_unwritten_runs(each.slots, each.index, each.since, each.latest <= each.since)
+                each.spine.merge_unwritten_runs(each.slots, each.merged_index, each.since, each.latest <= each.since)
         epoch = Epoch(self.log.epoch + 1, tuple(self.calls), None)
         note = f"commit of {', '.join(sorted({call.kind for call in self.calls}))}"
         self.publish_version(dataflow, self.log.add_receipt(epoch), note)

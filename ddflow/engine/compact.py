@@ -32,7 +32,6 @@ from ddflow.storage.files.batch_store import BatchStore
 from ddflow.time import format_time
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import Batch, Run
-from ddflow.trace.index import Index
 from ddflow.trace.merge import RunMerge, Target
 from ddflow.trace.spill import spill_batch
 
@@ -103,7 +102,7 @@ def merge_all_runs(
     return the same rows as before the call, and a later call continues the merge.
     """
     slots = arranged.slots
-    spine, index, target = arranged.spine, cast(Index | None, arranged.index), cast(Target | None, None)
+    spine, index, target = arranged.spine, arranged.merged_index, cast(Target | None, None)
     if home is not None:
         arranged.spill(home, 0)
         spine, index = arranged.on_disk, None

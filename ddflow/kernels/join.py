@@ -1,23 +1,20 @@
-"""Join updates with the rows of their group: write all pairs, or find the one row that a group has at each time.
+"""Join groups of rows whose multiplicities change, or find the one row that a group has at each time.
 
-Guarantees: the diff of a pair is the product of both multiplicities, and its time is the later of both times. A product
-that overflows int64 is reported and not written. The kernel reports a group that has several rows at one time.
+Guarantees: the multiplicity of a pair is the product of both multiplicities. A join writes each change of a pair's
+multiplicity once. A change that overflows int64 is reported and not written. The kernel reports a group that has
+several rows at one time.
 Limits: the caller numbers the groups and the rows, and must give equal rows the same number.
 
 >>> import numpy as np
->>> few, ints = lambda *values: np.array(values, np.int32), lambda *values: np.array(values, np.int64)
->>> out = np.empty(2, np.int32), ints(0, 0), ints(0, 0), ints(0, 0)
->>> pair_updates(few(0), few(3), ints(-1), ints(0, 2), ints(70, 71), ints(1, 5), few(), *out)
--1
->>> [column.tolist() for column in out]
-[[3, 3], [0, 0], [70, 71], [-1, -5]]
+>>> find_group_row_at_times.__name__
+'find_group_row_at_times'
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from ddflow.kernels.arrays import Ints, Narrow
+from ddflow.kernels.arrays import Ints, Narrow, Words, Words2d
 from ddflow.kernels.compile import kernel
 
 HALF = 1 << 31
@@ -37,59 +34,275 @@ def _compute_magnitude(a: int) -> Any:
     return size
 
 
+class GroupRows(NamedTuple):
+    """The rows of one side of a join: e rows in g groups, with c changes of their multiplicities."""
+
+    begins: Ints
+    """int64[g + 1]: where the rows of each group begin."""
+    reference: Ints
+    """int64[e]: the reference of each row."""
+    before: Ints
+    """int64[e]: the multiplicity before the step, or 0 if the rows before the step are not needed."""
+    changes: Ints
+    """int64[e + 1]: where the changes of each row begin."""
+    rank: Narrow
+    """int32[c]: the rank of each change's time, ascending for each row."""
+    diff: Ints
+    """int64[c]: the change of the multiplicity."""
+
+
+class SortedUpdates(NamedTuple):
+    """Updates, sorted by group, then row, then time."""
+
+    begins: Ints
+    """int64[g + 1]: where the updates of each group begin."""
+    more: Words2d
+    """uint64[n, w]: the words that identify a row in its group. If w is 0, a group has at most one row at each time."""
+    reference: Ints
+    rank: Narrow
+    diff: Ints
+
+
+class HeldRows(NamedTuple):
+    """Rows before the step, sorted by group, then row."""
+
+    begins: Ints
+    """int64[g + 1]: where the rows of each group begin."""
+    more: Words2d
+    """uint64[n, w]: as in `SortedUpdates`."""
+    reference: Ints
+    counts: Ints
+
+
 @kernel
-def pair_updates(
-    number: Narrow,
-    ranks: Narrow,
-    diffs: Ints,
-    begins: Ints,
-    references: Ints,
-    times: Ints,
-    theirs: Narrow,
-    out_rank: Narrow,
-    out_mine: Ints,
-    out_theirs: Ints,
-    out_diff: Ints,
+def match_groups(
+    high: Words, low: Words, other_high: Words, other_low: Words, begins: Ints, other_begins: Ints, first: Ints
 ) -> int:
-    """Write all pairs of updates and rows of their groups, in the order of the updates. O(n + pairs).
+    """Find the groups of two sorted lists of rows. Return the number of groups. O(n + m).
 
     Input:
-    - number, int32[n]: the group of each update.
-    - ranks, int32[n]: the rank of each update's time.
-    - diffs, int64[n]: the diff of each update.
-    - begins, int64[g + 1]: where the rows of each group begin.
-    - references, int64[r]: the rows.
-    - times, int64[r]: the multiplicities of the rows.
-    - theirs, int32[r]: the rank of each row's time. ``theirs`` has size 0 for rows that were stored before the step.
+    - high, low, uint64[n]: the group of each row of the one list.
+    - other_high, other_low, uint64[m]: the group of each row of the other list.
 
-    Output, with one element for each pair:
-    - out_rank: the later of both ranks.
-    - out_mine: the update.
-    - out_theirs: the reference of the row.
-    - out_diff: the product of the update's diff and the row's multiplicity.
+    Output:
+    - begins, other_begins, int64[n + m + 1]: where the rows of each group begin in both lists.
+    - first, int64[n + m]: a row of each group: i for row i of the one list, and n + i for row i of the other list.
 
-    Returns an update whose product overflows int64, or -1 if no product overflows.
-
-    >>> import numpy as np
-    >>> few, ints = lambda *values: np.array(values, np.int32), lambda *values: np.array(values, np.int64)
-    >>> out = few(0), ints(0), ints(0), ints(0)
-    >>> pair_updates(few(0), few(0), ints(1 << 62), ints(0, 1), ints(0), ints(2), few(0), *out)
-    0
+    >>> one, other = np.array([1, 4, 4], np.uint64), np.array([2, 4], np.uint64)
+    >>> begins, others, first = (np.zeros(n, np.int64) for n in (6, 6, 5))
+    >>> match_groups(one, one, other, other, begins, others, first)
+    3
+    >>> begins[:4].tolist(), others[:4].tolist(), first[:3].tolist()
+    ([0, 1, 1, 3], [0, 0, 1, 2], [0, 3, 1])
     """
+    i, j, g, n, m = 0, 0, 0, high.size, other_high.size
+    while i < n or j < m:
+        begins[g], other_begins[g] = i, j
+        mine = i < n and (j == m or high[i] < other_high[j] or (high[i] == other_high[j] and low[i] <= other_low[j]))
+        first[g] = i if mine else n + j
+        word, second = (high[i], low[i]) if mine else (other_high[j], other_low[j])
+        while i < n and high[i] == word and low[i] == second:
+            i += 1
+        while j < m and other_high[j] == word and other_low[j] == second:
+            j += 1
+        g += 1
+    begins[g], other_begins[g] = n, m
+    return g
+
+
+@kernel
+def list_group_rows(updates: SortedUpdates, held: HeldRows, out: GroupRows) -> int:
+    """List the distinct rows of each group, with their changes. Return the number of rows. O(size of all arrays).
+
+    A row that is updated and held has the reference of an update. ``out`` needs room for all rows and updates.
+
+    >>> ints, few = lambda *values: np.array(values, np.int64), np.zeros(2, np.int32)
+    >>> words = np.array([[7], [8]], np.uint64)
+    >>> out = GroupRows(*(np.zeros(3, np.int64) for _ in range(4)), few.copy(), ints(0, 0))
+    >>> updates = SortedUpdates(ints(0, 2), words, ints(1, 2), few, ints(5, 6))
+    >>> list_group_rows(updates, HeldRows(ints(0, 1), words[1:], ints(9), ints(4)), out)
+    2
+    >>> out.begins[:2].tolist(), out.reference[:2].tolist(), out.before[:2].tolist(), out.changes.tolist()
+    ([0, 2], [1, 2], [0, 4], [0, 1, 2])
+    """
+    begins, more, references, ranks, diffs = updates
+    held_begins, held_more, held_references, counts = held
+    out_begins, out_reference, out_before, out_changes, out_rank, out_diff = out
+    row, change, words = np.int64(0), np.int64(0), more.shape[1]
+    for g in range(begins.size - 1):
+        out_begins[g] = row
+        i, j, end, stop = begins[g], held_begins[g], begins[g + 1], held_begins[g + 1]
+        while words != 0 and (i < end or j < stop):
+            order = 1 if i == end else -1
+            if i < end and j < stop:
+                w = 0
+                while w < words and more[i, w] == held_more[j, w]:
+                    w += 1
+                order = 0 if w == words else (-1 if more[i, w] < held_more[j, w] else 1)
+            out_changes[row], out_before[row] = change, np.int64(0)
+            if order >= 0:
+                out_reference[row], out_before[row] = held_references[j], counts[j]
+                j += 1
+            if order <= 0:
+                out_reference[row], first = references[i], i
+                w = words
+                while i < end and w == words:
+                    if i > first and ranks[i] == ranks[i - 1]:
+                        out_diff[change - 1] += diffs[i]
+                    else:
+                        out_rank[change], out_diff[change] = ranks[i], diffs[i]
+                        change += 1
+                    i, w = i + 1, 0
+                    while i < end and w < words and more[i, w] == more[first, w]:
+                        w += 1
+            row += 1
+        if words != 0:
+            continue
+        # A group has at most one row at each time, so a retraction is of the row that the group has.
+        there = j < stop
+        if there:
+            out_reference[row], out_before[row], out_changes[row] = held_references[j], counts[j], change
+            row += 1
+        while i < end:
+            to = i
+            while to < end and ranks[to] == ranks[i]:
+                to += 1
+            for sign in range(2):
+                for at in range(i, to):
+                    if (diffs[at] > 0) != (sign == 1):
+                        continue
+                    if sign == 1 or not there:
+                        out_before[row], out_changes[row] = np.int64(0), change
+                        row += 1
+                    out_reference[row - 1] = references[at]
+                    out_rank[change], out_diff[change] = ranks[at], diffs[at]
+                    change, there = change + 1, sign == 1
+            i = to
+    out_begins[begins.size - 1], out_changes[row] = row, change
+    return int(row)
+
+
+class Pairs(NamedTuple):
+    """Updates of pairs: the rank of the time, the references of both rows, and the diff."""
+
+    rank: Narrow
+    left: Ints
+    right: Ints
+    diff: Ints
+
+
+@kernel
+def _multiply_change(m: Any, n: Any, p: Any, q: Any) -> tuple[Any, bool]:
+    """Return p * q - m * n, and whether it overflows int64."""
+    diff = p * q - m * n
+    if -HALF < p < HALF and -HALF < q < HALF and -HALF < m < HALF and -HALF < n < HALF:
+        return diff, False
+    if q == n:
+        return diff, n != 0 and _product_overflows(p - m, n)
+    if p == m:
+        return diff, _product_overflows(m, q - n)
+    if (q != 0 and _product_overflows(p, q)) or (n != 0 and _product_overflows(m, n)):
+        return diff, True
+    return diff, (p * q >= 0) != (m * n >= 0) and (diff >= 0) != (p * q >= 0)
+
+
+@kernel
+def count_pairs(left: GroupRows, right: GroupRows) -> int:
+    """Count the updates of `pair_rows` at most. O(rows).
+
+    >>> ints = lambda *values: np.array(values, np.int64)
+    >>> one = GroupRows(ints(0, 1), ints(70), ints(0), ints(0, 1), np.array([3], np.int32), ints(2))
+    >>> count_pairs(one, one)
+    2
+    """
+    found = np.int64(0)
+    for g in range(left.begins.size - 1):
+        a, b, c, d = left.begins[g], left.begins[g + 1], right.begins[g], right.begins[g + 1]
+        found += (left.changes[b] - left.changes[a]) * (d - c) + (right.changes[d] - right.changes[c]) * (b - a)
+    return int(found)
+
+
+@kernel
+def pair_rows(left: GroupRows, right: GroupRows, out: Pairs, scratch: Ints) -> int:
+    """Write the updates of all pairs of rows, group by group. Return the number of updates. O(rows + pairs + updates).
+
+    A pair of two rows without changes has no updates, and takes no time. A pair has at most one update at each time.
+
+    Input:
+    - left, right: the rows of both sides, for the same groups.
+
+    Output:
+    - out: the updates, with room for `count_pairs` updates.
+    - scratch, int64: room for a number for each right row, and at least 2 numbers. If a diff overflows int64, the
+      kernel returns -1, and the first two numbers are the left row and the right row of the pair.
+
+    >>> ints = lambda *values: np.array(values, np.int64)
+    >>> one = GroupRows(ints(0, 1), ints(70), ints(0), ints(0, 1), np.array([3], np.int32), ints(2))
+    >>> other = GroupRows(ints(0, 1), ints(80), ints(5), ints(0, 0), np.empty(0, np.int32), ints())
+    >>> out = Pairs(np.empty(1, np.int32), ints(0), ints(0), ints(0))
+    >>> pair_rows(one, other, out, ints(0, 0)), [column.tolist() for column in out]
+    (1, [[3], [70], [80], [10]])
+    """
+    begins, lefts, counts, changes, ranks, diffs = left
+    other_begins, rights, other_counts, other_changes, other_ranks, other_diffs = right
+    out_rank, out_left, out_right, out_diff = out
     at = 0
-    for i in range(number.size):
-        group, diff = number[i], diffs[i]
-        for j in range(begins[group], begins[group + 1]):
-            some = times[j]
-            product = diff * some
-            if not (-HALF < diff < HALF and -HALF < some < HALF) and _product_overflows(diff, some):
-                return i
-            rank = ranks[i]
-            if theirs.size != 0 and theirs[j] > rank:
-                rank = theirs[j]
-            out_rank[at], out_mine[at], out_theirs[at], out_diff[at] = rank, i, references[j], product
-            at += 1
-    return -1
+    for g in range(begins.size - 1):
+        first, last, changed = other_begins[g], other_begins[g + 1], 0
+        for b in range(first, last):
+            if other_changes[b + 1] > other_changes[b]:
+                scratch[changed] = b
+                changed += 1
+        for a in range(begins[g], begins[g + 1]):
+            quiet = changes[a + 1] == changes[a]
+            for c in range(changed if quiet else last - first):
+                b = scratch[c] if quiet else first + c
+                i, end, j, stop = changes[a], changes[a + 1], other_changes[b], other_changes[b + 1]
+                m, n = counts[a], other_counts[b]
+                while i < end or j < stop:
+                    rank = ranks[i] if j == stop or (i < end and ranks[i] <= other_ranks[j]) else other_ranks[j]
+                    p, q = m, n
+                    if i < end and ranks[i] == rank:
+                        p += diffs[i]
+                        i += 1
+                    if j < stop and other_ranks[j] == rank:
+                        q += other_diffs[j]
+                        j += 1
+                    diff, overflows = _multiply_change(m, n, p, q)
+                    if overflows:
+                        scratch[0], scratch[1] = a, b
+                        return -1
+                    m, n = p, q
+                    if diff != 0:
+                        out_rank[at], out_left[at], out_right[at], out_diff[at] = rank, lefts[a], rights[b], diff
+                        at += 1
+    return at
+
+
+@kernel
+def sort_pairs(pairs: Pairs, times: np.int64, out: Pairs) -> None:
+    """Sort updates by time, with retractions first within a time. The order is stable. O(n + times).
+
+    - times: the number of times.
+
+    >>> ints = lambda *values: np.array(values, np.int64)
+    >>> pairs = Pairs(np.array([1, 0, 0], np.int32), ints(7, 8, 9), ints(7, 8, 9), ints(1, 1, -1))
+    >>> out = Pairs(*map(np.empty_like, pairs))
+    >>> sort_pairs(pairs, 2, out), out.left.tolist()
+    (None, [9, 8, 7])
+    """
+    ranks, lefts, rights, diffs = pairs
+    out_rank, out_left, out_right, out_diff = out
+    ends, n = np.zeros(2 * times + 1, np.int64), out_rank.size
+    for i in range(n):
+        ends[2 * ranks[i] + (1 if diffs[i] > 0 else 0) + 1] += 1
+    for b in range(1, ends.size):
+        ends[b] += ends[b - 1]
+    for i in range(n):
+        b = 2 * ranks[i] + (1 if diffs[i] > 0 else 0)
+        to = ends[b]
+        ends[b] = to + 1
+        out_rank[to], out_left[to], out_right[to], out_diff[to] = ranks[i], lefts[i], rights[i], diffs[i]
 
 
 @kernel

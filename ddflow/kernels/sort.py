@@ -15,6 +15,7 @@ import numpy as np
 
 from ddflow.kernels.arrays import Ints, Narrow, Words, Words2d
 from ddflow.kernels.compile import kernel
+from ddflow.kernels.pointer import load_u64
 
 CROWD = 24
 """A bucket with more rows than this is sorted by merging, and a smaller bucket by insertion."""
@@ -380,14 +381,15 @@ def order_by_rank(ranks: Narrow, second: Ints, size: np.int64, out: Ints) -> Non
 
 
 @kernel
-def _compare_rows(low: Words, more: Words, one: int, other: int) -> int:
-    """Compare the words of two rows; return -1, 0 or 1."""
-    if low[one] != low[other]:
-        return -1 if low[one] < low[other] else 1
-    for w in range(more.shape[1]):
-        if more[one, w] != more[other, w]:
-            return -1 if more[one, w] < more[other, w] else 1
-    return 0
+def _compare_rows(low: np.uint64, more: np.uint64, words: int, one: Any, other: Any) -> int:
+    """Compare the words of two rows, whose addresses are given; return -1, 0 or 1."""
+    a, b = load_u64(low + np.uint64(one << 3)), load_u64(low + np.uint64(other << 3))
+    w = 0
+    while a == b and w < words:
+        a = load_u64(more + np.uint64((one * words + w) << 3))
+        b = load_u64(more + np.uint64((other * words + w) << 3))
+        w += 1
+    return 0 if a == b else (-1 if a < b else 1)
 
 
 @kernel
@@ -415,7 +417,9 @@ def sort_within_groups(
     >>> permutation.tolist(), starts[:3].tolist()
     ([1, 2, 0], [0, 1, 3])
     """
-    found = 0
+    found, words = 0, more.shape[1]
+    # numba counts references to an array at each call of a kernel, but not to an address.
+    seconds, others = np.uint64(low.ctypes.data), np.uint64(more.ctypes.data)
     for g in range(groups.size - 1):
         begin, end = np.int64(groups[g]), np.int64(groups[g + 1])
         wide = 1
@@ -423,22 +427,28 @@ def sort_within_groups(
             for left in range(begin, end - wide, 2 * wide):
                 middle: Any = left + wide
                 stop: Any = min(left + 2 * wide, end)
-                if _compare_rows(low, more, permutation[middle - 1], permutation[middle]) <= 0:
+                last, next_ = np.int64(permutation[middle - 1]), np.int64(permutation[middle])
+                if _compare_rows(seconds, others, words, last, next_) <= 0:
                     continue
                 for i in range(left, middle):
                     scratch[i] = permutation[i]
                 i, j, to = left, middle, left
                 while i < middle:
-                    if j < stop and _compare_rows(low, more, permutation[j], scratch[i]) < 0:
+                    row: Any = np.int64(scratch[i])
+                    if j < stop and _compare_rows(seconds, others, words, np.int64(permutation[j]), row) < 0:
                         permutation[to] = permutation[j]
                         j += 1
                     else:
-                        permutation[to] = scratch[i]
+                        permutation[to] = row
                         i += 1
                     to += 1
             wide *= 2
         for place in range(begin, end):
-            if place == begin or _compare_rows(low, more, permutation[place - 1], permutation[place]) != 0:
+            if (
+                place == begin
+                or _compare_rows(seconds, others, words, np.int64(permutation[place - 1]), np.int64(permutation[place]))
+                != 0
+            ):
                 starts[found] = place
                 found += 1
     starts[found] = permutation.size

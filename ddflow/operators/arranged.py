@@ -11,19 +11,36 @@ multiplicities.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final, cast
 
 import numpy as np
+import pyarrow as pa
 
+from ddflow.columns.hashing import NONE, Ints, RowHasher, Words
+from ddflow.columns.layout import Arena
 from ddflow.columns.names import TIMES, check_column_names, check_columns_exist, parse_column_names
-from ddflow.columns.rows import row_values
+from ddflow.columns.rows import RowPool, Rows, gather_buffers, row_values
+from ddflow.columns.schema import column_arrays
 from ddflow.errors import NegativeMultiplicity
-from ddflow.operators.base import OperatorContext, RowPreservingOperator, RunningOperator, register_operator
-from ddflow.operators.ordered_rows import RowChanges, RunningOrderedRows
-from ddflow.operators.updates import Updates
+from ddflow.kernels.join import GroupRows, HeldRows, SortedUpdates, list_group_rows
+from ddflow.operators.base import (
+    Hashes,
+    OperatorContext,
+    RowPreservingOperator,
+    RunningOperator,
+    as_updates,
+    register_operator,
+)
+from ddflow.operators.ordered_rows import RowChanges
+from ddflow.operators.updates import GroupSortedUpdates, Updates, build_count_overflow, ints
 from ddflow.plan.collection import Collection, Columns, refuse_forgetting_inputs
 from ddflow.plan.text.formulas import JsonRecord
-from ddflow.trace.batch import ArrangementChange
+from ddflow.trace.batch import ArrangementChange, make_difference_change, mark_first_of_keys, repeat_value
+from ddflow.trace.differences import DifferenceArrangement
+from ddflow.trace.ordered_index import ALL, RowsByGroup, to_identity_words
+
+LARGE: Final = 2.0**62
+"""If the absolute diffs of an arrangement add up to less than this, no multiplicity overflows int64."""
 
 
 @register_operator
@@ -79,19 +96,153 @@ class Arrange(RowPreservingOperator):
         return RunningArrange(self, context)
 
 
-class RunningArrange(RunningOrderedRows):
-    """A running arrange.  State: each row with its multiplicity."""
+class RunningArrange(RunningOperator):
+    """A running arrange.  State: the differences of the rows, by group.
+
+    >>> from ddflow.columns.hashing import Secret
+    >>> from ddflow.plan.plan import Plan
+    >>> from ddflow.plan.inputs.spec import Upsert
+    >>> from ddflow.operators.updates import ints, narrow_ints
+    >>> people = Plan().upserts("people", {"id": pa.int64(), "city": pa.string()}, Upsert(key="id"))
+    >>> rows = people.arrange("city").open(OperatorContext(Secret(1, 2), pa.int64(), frozenset()))
+    >>> table = pa.table({"id": [7, 3], "city": ["Bern", "Bern"]}, schema=people.schema)
+    >>> _, change = rows.compute([Updates(table, narrow_ints(0, 0), ints(1, 2), ints(5))], since=5)
+    >>> rows.apply([change], upper=6, since=5)
+    >>> sorted(rows.look_up_groups(*rows.keys.compute_identities([pa.array(["Bern"])], 1)).values.tolist())
+    [1, 2]
+    """
 
     def __init__(self, node: Arrange, context: OperatorContext) -> None:
-        super().__init__(node.schema, node.by, [], context.secret)
+        row = node.schema
+        # The fields are made nullable, so that all keys have two words, and the keys of two collections have the same
+        # form.
+        self.fields = [field.with_nullable(True) for field in row]
+        loose = pa.schema(self.fields)
+        self.keys = RowHasher(pa.schema([loose.field(name) for name in node.by]), context.secret)
+        self.whole = RowHasher(loose, context.secret)
+        self.arrangements: tuple[Any, ...] = (DifferenceArrangement(row, words=2),)
+        self.given, self.identified, self.arena = RowPool(row), row, Arena()
+        self.grouped, self.bound = cast("tuple[Updates, GroupSortedUpdates] | None", None), cast("float | None", None)
         self.refuses = "" if node.inputs[0].positive else node.refuses
 
     def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, ArrangementChange]:
         """See `RunningOperator.compute`.  O(n log n).  Raises `CountOverflow`, `NegativeMultiplicity`."""
-        folded = self.fold_updates(inputs[0], since)
-        if self.refuses:
-            refuse_negative_counts(folded, inputs[0], self.refuses)
-        return inputs[0], folded.change
+        updates, arranged = inputs[0], self.output_arrangement
+        by = self.group_updates(updates, self.keys)
+        self._check_sums(by, updates)
+        times = np.maximum(updates.times, min(since, int(updates.times[-1]))) if updates.times.size else updates.times
+        time = times.take(by.ranks)
+        first = mark_first_of_keys(by.high, by.low, by.more)
+        first[1:] |= time[1:] != time[:-1]
+        starts, diffs = np.flatnonzero(first), by.diffs
+        if starts.size < diffs.size:
+            diffs = np.add.reduceat(diffs, starts)
+        there = np.flatnonzero(diffs)
+        kept, diffs = starts.take(there), diffs.take(there)
+        places = by.places.take(kept)
+        stamps: Any = time.take(kept)
+        if kept.size and stamps[0] == stamps[-1] and (stamps == stamps[0]).all():
+            stamps = repeat_value(int(stamps[0]), kept.size, np.int64)
+        self.given.set_batch(
+            0, Rows.from_columns(column_arrays(updates.rows, self.whole.names), self.given.shape, time.size)
+        )
+        columns = gather_buffers(self.given, places, self.fields)
+        self.given.set_batch(0, None)
+        rows = Rows.from_columns(columns, arranged.slots.pool.shape, kept.size)
+        words = by.high.take(kept), by.low.take(kept), stamps, diffs, by.more.take(kept, 0)
+        return updates, make_difference_change(*words, rows)
+
+    def group_updates(self, updates: Updates, keys: RowHasher) -> GroupSortedUpdates:
+        """Sort the updates by group and row; see `ReadableNode.group_updates`. The joins of a step share the result."""
+        if self.grouped is None or self.grouped[0] is not updates:
+            self.arena.reset()
+            self.grouped = updates, GroupSortedUpdates.sort_updates(updates, self.keys, self.whole, self.arena)
+        return self.grouped[1]
+
+    def apply(self, changes: Sequence[Any], upper: int, since: int) -> None:
+        """See `RunningOperator.apply`."""
+        super().apply(changes, upper, since)
+        self.grouped = None
+
+    def look_up_groups(self, high: Words, low: Words, most: int = ALL) -> RowsByGroup:
+        """Look up the rows of groups; see `ReadableNode.look_up_groups`."""
+        arranged: Any = self.output_arrangement
+        found: RowsByGroup = arranged.find_group_rows(high, low)
+        return found
+
+    def look_up_group(self, high: Words, low: Words) -> RowsByGroup:
+        """See `ReadableNode.look_up_group`.  O(runs log rows)."""
+        return self.look_up_groups(high, low)
+
+    def compute_group(self, arranged: Any, found: RowsByGroup) -> Updates:
+        """See `ReadableNode.compute_group`."""
+        return self.to_output_rows(arranged.gather_rows(found))
+
+    def hash_rows(self, rows: pa.Table | pa.RecordBatch) -> Hashes:
+        """Return the words of identities, without a hash of the row; see `ReadableNode.hash_rows`."""
+        high, low = self.keys.identify_rows(rows)
+        if not set(self.whole.names) <= set(rows.schema.names):
+            return high, low, NONE  # a file that was written before the rows got more columns
+        return high, low, NONE, np.stack(self.whole.identify_rows(rows), axis=1).view(np.int64)
+
+    def to_output_rows(self, arranged: pa.Table) -> Updates:
+        """Return each row with its multiplicity; see `ReadableNode.to_output_rows`."""
+        (times,) = column_arrays(arranged, [TIMES])
+        return as_updates(arranged)._replace(diffs=times.to_numpy())
+
+    def _check_sums(self, by: GroupSortedUpdates, updates: Updates) -> None:
+        """Raise an error if a multiplicity overflows int64, or is negative although the verb forbids negative ones.
+
+        O(n), and a look-up of the groups if the verb forbids negative multiplicities or if a sum could overflow.
+        """
+        if self.bound is None:
+            slots = self.output_arrangement.slots
+            stored = (slots[slot].value[begin:end].view(np.int64) for slot, begin, end in self.output_arrangement.parts)
+            self.bound = sum(float(np.abs(each.astype(np.float64)).sum()) for each in stored)
+        self.bound += float(np.abs(by.diffs.astype(np.float64)).sum())
+        if self.bound < LARGE and not self.refuses:
+            return
+        begins = np.append(np.flatnonzero(mark_first_of_keys(by.high, by.low)), by.high.size)
+        held = self.look_up_groups(by.high.take(begins[:-1]), by.low.take(begins[:-1]))
+        rows = list_rows(by, begins, held)
+        counts = np.repeat(rows.before, np.diff(rows.changes))
+        of = np.repeat(rows.reference, np.diff(rows.changes))
+        before = np.repeat(np.append(0, np.cumsum(rows.diff))[rows.changes[:-1]], np.diff(rows.changes))
+        counts = counts + np.cumsum(rows.diff) - before
+        if self.bound >= LARGE and (row := _find_overflow(rows)) >= 0:
+            raise build_count_overflow(updates.rows, int(rows.reference[row]))
+        below = np.flatnonzero(counts < 0) if self.refuses else ints()
+        if below.size:
+            at = int(below[0])
+            found = f"{row_values(updates.rows, int(of[at]))} has multiplicity {int(counts[at])}"
+            raise NegativeMultiplicity(self.refuses, found, "find the input that retracts a row that it never asserted")
+
+
+def list_rows(by: GroupSortedUpdates, begins: Ints, held: RowsByGroup) -> GroupRows:
+    """List the rows of groups with their multiplicities before the step and their changes.  O(updates + held rows).
+
+    ``begins``: int64[g + 1], where each group begins in ``by``.  ``held``: the rows of the same groups.
+    """
+    n, m = by.diffs.size, held.references.size
+    room: Any = [np.empty(begins.size, np.int64), *(np.empty(n + m + 1, np.int64) for _ in range(3))]
+    room += [np.empty(n, np.int32), np.empty(n, np.int64)]
+    out = GroupRows(*room)
+    updates = SortedUpdates(begins, to_identity_words(by.more), by.places, by.ranks, by.diffs)
+    more = to_identity_words(held.order) if by.more.shape[1] else np.empty((0, 0), np.uint64)
+    e = list_group_rows(updates, HeldRows(held.begins, more, held.references, held.values), out)
+    c = int(out.changes[e])
+    return GroupRows(out.begins, out.reference[:e], out.before[:e], out.changes[: e + 1], out.rank[:c], out.diff[:c])
+
+
+def _find_overflow(rows: GroupRows) -> int:
+    """Return the first row whose multiplicity leaves int64, or -1.  O(changes)."""
+    changes, diffs = rows.changes.tolist(), rows.diff.tolist()
+    for row, count in enumerate(rows.before.tolist()):
+        for diff in diffs[changes[row] : changes[row + 1]]:
+            count += diff
+            if not -(2**63) <= count < 2**63:
+                return row
+    return -1
 
 
 def refuse_negative_counts(folded: RowChanges, updates: Updates, asked: str) -> None:

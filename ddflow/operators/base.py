@@ -30,7 +30,7 @@ from ddflow.columns.threads import ALONE, Threads
 from ddflow.columns.widening import conform_to_wider_schema
 from ddflow.kernels.resolve import LIVE, OCCUPIED, Prior
 from ddflow.kernels.sort import order_by_rank
-from ddflow.operators.updates import Updates, consolidate, ints, narrow_ints
+from ddflow.operators.updates import GroupSortedUpdates, Updates, consolidate, ints, narrow_ints
 from ddflow.plan.collection import Collection, Columns
 from ddflow.plan.verbs.family import register_operator
 from ddflow.trace.arrangement import Arrangement
@@ -125,6 +125,10 @@ class ReadableNode:
         references = prior.reference[live] & (LIVE - 1) & ~OCCUPIED
         return RowsByGroup(references, np.ones(references.size, np.int64), begins)
 
+    def group_updates(self, updates: Updates, keys: RowHasher) -> GroupSortedUpdates:
+        """Sort the updates of a step by the columns of ``keys``, by which `look_up_groups` finds rows.  O(n log n)."""
+        return GroupSortedUpdates.sort_updates(updates, keys)
+
     def find_group(self, columns: Sequence[pa.Array], as_of: int | None) -> list[Updates]:
         """Return the output rows of one group as of a time, in several `Updates`.
 
@@ -136,7 +140,7 @@ class ReadableNode:
             found = [(arranged, self.look_up_group(high, low))]
         else:
             parts = arranged.partitions
-            found = [(each, RowsByGroup(each.find_group_references(high, low, as_of))) for each in parts]
+            found = [(each, each.find_group_at(high, low, as_of)) for each in parts]
         return [self.compute_group(each, rows) for each, rows in found if rows.references.size]
 
     def look_up_group(self, high: Words, low: Words) -> RowsByGroup:

@@ -11,28 +11,29 @@ column has no match unless ``nulls`` is set. All other kinds of joins are built 
 
 from collections.abc import Mapping, Sequence
 from itertools import product
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 
-from ddflow.columns.hashing import NONE, Ints, Narrow, RowHasher, Words, unpack_validity
-from ddflow.columns.layout import Arena
+from ddflow.columns.hashing import Ints, RowHasher, Words, unpack_validity
 from ddflow.columns.names import check_column_names, check_no_shared_columns
 from ddflow.columns.row_match import RowMatcher
 from ddflow.columns.rows import Chosen, PairedRows, RowPool, Rows, RowView, row_values
 from ddflow.columns.schema import column_arrays, to_array
-from ddflow.columns.sorting import sort_by_identity
 from ddflow.errors import CountOverflow
-from ddflow.kernels.join import pair_updates
-from ddflow.kernels.sort import order_by_rank
+from ddflow.kernels.join import GroupRows, Pairs, count_pairs, match_groups, pair_rows, sort_pairs
+from ddflow.operators.arranged import list_rows
 from ddflow.operators.base import Operator, OperatorContext, ReadableNode, RunningOperator, register_operator
-from ddflow.operators.ordered_rows import add_step_rows, number_identities
-from ddflow.operators.updates import Updates, compute_net_updates, ints, narrow_ints, sort_retractions_first
+from ddflow.operators.ordered_rows import add_step_rows
+from ddflow.operators.updates import GroupSortedUpdates, Updates
 from ddflow.plan.collection import Collection, Columns, refuse_forgetting_inputs, rename_equal_column_sets
 from ddflow.plan.text.formulas import JsonRecord
 from ddflow.trace.ordered_index import RowsByGroup
 
+NO_ROWS: Final = RowsByGroup(
+    np.empty(0, np.int64), np.empty(0, np.int64), np.zeros(1, np.int64), np.empty((0, 2), np.int64)
+)
 MOST_KEYS: Final = 8
 """The maximum number of keys that a join derives from the keys of its two sides."""
 
@@ -209,48 +210,11 @@ def columns_from_json(written: Sequence[Any], inputs: Sequence[Collection]) -> l
     return out
 
 
-class SideUpdates(NamedTuple):
-    """The updates of one side whose keys are not null.
-
-    The fields are the group numbers of these updates, and their positions sorted by group.
-    """
-
-    updates: Updates
-    number: Narrow
-    begins: Ints
-    """int64[g + 1]: where each group begins in ``places``."""
-    places: Ints
-
-
-class JoinedPairs(NamedTuple):
-    """Joined pairs.
-
-    A pair has a time rank, a left and a right reference, the product of both diffs, and a group number.
-    """
-
-    ranks: Narrow
-    left: Ints
-    right: Ints
-    diffs: Ints
-    groups: Narrow
-
-    def take_pairs(self, places: Ints) -> "JoinedPairs":
-        """Take the pairs at the positions ``places``."""
-        columns: Any = [each.take(places) for each in self]
-        return JoinedPairs(*columns)
-
-    @staticmethod
-    def concat_pairs(every: "Sequence[JoinedPairs]") -> "JoinedPairs":
-        """Concatenate pairs."""
-        columns: Any = [np.concatenate(each) for each in zip(*every, strict=True)]
-        return JoinedPairs(*columns)
-
-
 class RunningJoin(RunningOperator):
     """A running join without state. ``sides``: the opened inputs."""
 
     def __init__(self, node: Join, context: OperatorContext) -> None:
-        self.node, self.sides, self.secret, self.arena = node, context.inputs, context.secret, Arena()
+        self.node, self.sides, self.secret = node, context.inputs, context.secret
         loose = [
             [of.schema.field(name).with_nullable(True) for name in by or ()]
             for of, by in self._list_inputs_with_keys(node)
@@ -268,121 +232,90 @@ class RunningJoin(RunningOperator):
             add_step_rows(side.output_arrangement.slots.pool, each)
             for side, each in zip(self.sides, inputs, strict=True)
         ]
-        (left, right), high, low = self._group_updates(inputs)
-        held = [self._look_up_groups(self.sides[side], other, high, low) for side, other in ((0, right), (1, left))]
-        every = [
-            self._pair_updates(left, held[1].begins, held[1].references, held[1].values, narrow_ints()),
-            self._swap_sides(
-                self._pair_updates(right, held[0].begins, held[0].references, held[0].values, narrow_ints())
-            ),
-            self._pair_updates(left, right.begins, right.places, right.updates.diffs, right.updates.ranks),
+        sorted_updates = [
+            side.group_updates(each, keys) for side, each, keys in zip(self.sides, inputs, self.key_hashes, strict=True)
         ]
-        # Pairs can cancel only in a group that has updates on both sides.
-        both = (np.diff(left.begins) > 0) & (np.diff(right.begins) > 0) if self.node.consolidated else None
-        return self._build_updates(every, pools, inputs[0].times, self.wanted, both), None
+        return self._join(inputs, sorted_updates, pools, self.wanted, self.sides), None
 
     def compute_output_rows(
         self, inputs: Sequence[Updates], as_of: int | None, columns: Sequence[Chosen] | None = None
     ) -> Updates:
         """See `RunningOperator.compute_output_rows`. ``columns``: the columns to compute, by default all."""
         pools = [RowPool(each.rows.schema, [Rows(each.rows.select(each.rows.schema.names))]) for each in inputs]
-        (left, right), _, _ = self._group_updates(inputs)
-        made = self._pair_updates(left, right.begins, right.places, right.updates.diffs, right.updates.ranks)
-        return self._build_updates([made], pools, inputs[0].times, self.node.columns if columns is None else columns)
+        loose = [pa.schema([field.with_nullable(True) for field in each.rows.schema]) for each in inputs]
+        whole = [RowHasher(each, self.secret) for each in loose]
+        sorted_updates = [
+            GroupSortedUpdates.sort_updates(*each) for each in zip(inputs, self.key_hashes, whole, strict=True)
+        ]
+        return self._join(inputs, sorted_updates, pools, self.node.columns if columns is None else columns)
 
     def compute_initial_updates(self, inputs: Sequence[Updates]) -> Updates:
         """See `RunningOperator.compute_initial_updates`."""
         return self.compute_output_rows(inputs, None, self.wanted)
 
-    def _group_updates(self, inputs: Sequence[Updates]) -> tuple[list[SideUpdates], Words, Words]:
-        """Group the updates of both sides.
-
-        Return the grouped updates, and the ascending identity words of the groups.
-        """
-        words, some = [], []
-        for keys, each in zip(self.key_hashes, inputs, strict=True):
-            columns, n = column_arrays(each.rows, keys.names), each.diffs.size
-            there = np.ones(n, bool)
-            for column in columns if not self.node.nulls else ():
-                there &= unpack_validity(column) != 0 if column.null_count else True
-            some.append(np.flatnonzero(there))
-            words.append([word.take(some[-1]) for word in keys.compute_identities(columns, n)])
-        high, low = (np.concatenate(each) for each in zip(*words, strict=True))
-        self.arena.reset()
-        number, first = number_identities(high, low, self.arena)
-        by = sort_by_identity(high.take(first), low.take(first), self.arena)
-        place = np.empty(first.size, np.int32)
-        place[by.permutation] = np.arange(first.size, dtype=np.int32)
-        number = place.take(number)
-        cut, made = some[0].size, []
-        for each, rows, own in zip(inputs, some, (number[:cut], number[cut:]), strict=True):
-            begins = np.concatenate([ints(0), np.cumsum(np.bincount(own, minlength=first.size))])
-            places = np.empty(own.size, np.int64)
-            order_by_rank(own, NONE.view(np.int64), np.int64(first.size), places)
-            # Within a group, updates keep their order.
-            ranks, diffs = each.ranks.take(rows).take(places), each.diffs.take(rows).take(places)
-            updates = Updates(each.rows, ranks, diffs, each.times)
-            made.append(SideUpdates(updates, own.take(places), begins, rows.take(places)))
-        return made, by.high.copy(), by.low.copy()
-
-    def _look_up_groups(self, side: ReadableNode, other: SideUpdates, high: Words, low: Words) -> RowsByGroup:
-        """Look up the rows that a side had before the step, for the groups that the other side updates."""
-        which = np.flatnonzero(np.diff(other.begins))
-        found = side.look_up_groups(high.take(which), low.take(which))
-        sizes = np.zeros(high.size + 1, np.int64)
-        sizes[which + 1] = np.diff(found.begins)
-        return found._replace(begins=np.cumsum(sizes))
-
-    def _pair_updates(
-        self, mine: SideUpdates, begins: Ints, references: Ints, times: Ints, theirs: Narrow
-    ) -> JoinedPairs:
-        """Pair the updates of a side with the other side's rows of the same group."""
-        n = int(np.diff(begins).take(mine.number).sum())
-        out = np.empty(n, np.int32), np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.int64)
-        given = mine.number, mine.updates.ranks, mine.updates.diffs, begins, references, times, theirs
-        refused = pair_updates(*given, *out)
-        if refused >= 0:
-            row = row_values(mine.updates.rows, int(mine.places[refused]))
-            found = f"the multiplicity of {row}, times that of its match, overflows int64"
-            remedy = "find the input that multiplies diffs; nothing of this step was kept"
-            raise CountOverflow("a join", found, remedy)
-        return JoinedPairs(out[0], mine.places.take(out[1]), out[2], out[3], mine.number.take(out[1]))
-
-    @staticmethod
-    def _swap_sides(pairs: JoinedPairs) -> JoinedPairs:
-        """Swap the left and the right references of pairs."""
-        return pairs._replace(left=pairs.right, right=pairs.left)
-
-    def _build_updates(
+    def _join(
         self,
-        every: Sequence[JoinedPairs],
+        inputs: Sequence[Updates],
+        by: Sequence[GroupSortedUpdates],
         pools: Sequence[RowPool],
-        times: Ints,
         columns: Sequence[Chosen],
-        both: Any = None,
+        sides: Sequence[ReadableNode] = (),
     ) -> Updates:
-        """Combine all pairs into updates sorted by time, with retractions first within a time.
+        """Join the updates of both sides, and the rows of ``sides`` before the step.
 
-        ``both``: bool[groups], marks groups whose pairs can cancel. Pairs of the marked groups are consolidated.
+        The result is sorted by time, with retractions first within a time. ``by``: the sorted updates.
         """
-        pairs = JoinedPairs.concat_pairs(every)
-        pairs = pairs.take_pairs(sort_retractions_first(pairs.ranks, pairs.diffs, times.size))
-        if both is not None and (shared := both[pairs.groups]).any():
-            some = pairs.take_pairs(np.flatnonzero(shared))
-            ranks, kept, diffs = compute_net_updates(
-                self._view_pairs_as_updates(some, pools, times, columns), self.secret
-            )
-            left = pairs.take_pairs(np.flatnonzero(~shared)), some.take_pairs(kept)._replace(ranks=ranks, diffs=diffs)
-            pairs = JoinedPairs.concat_pairs(left)
-            pairs = pairs.take_pairs(sort_retractions_first(pairs.ranks, pairs.diffs, times.size))
-        return self._view_pairs_as_updates(pairs, pools, times, columns)
-
-    def _view_pairs_as_updates(
-        self, pairs: JoinedPairs, pools: Sequence[RowPool], times: Ints, columns: Sequence[Chosen]
-    ) -> Updates:
-        """Return the pairs as updates whose columns are gathered later."""
-        sides = [
+        if not self.node.nulls:
+            by = [_drop_null_keys(*each) for each in zip(by, inputs, self.key_hashes, strict=True)]
+        begins, high, low = _match_groups(*by)
+        rows = []
+        for side, mine in enumerate(by):
+            held = NO_ROWS._replace(begins=np.zeros(high.size + 1, np.int64))
+            which = np.flatnonzero(np.diff(begins[1 - side]))
+            if sides and which.size:
+                found = sides[side].look_up_groups(high.take(which), low.take(which))
+                sizes = np.zeros(high.size + 1, np.int64)
+                sizes[which + 1] = np.diff(found.begins)
+                held = found._replace(begins=np.cumsum(sizes))
+            rows.append(list_rows(mine, begins[side], held))
+        pairs = self._pair_rows(rows, inputs)
+        views = [
             RowView(pool, references, of.schema)
             for pool, references, of in zip(pools, (pairs.left, pairs.right), self.node.inputs, strict=True)
         ]
-        return Updates(PairedRows(sides, columns), pairs.ranks, pairs.diffs, times)
+        return Updates(PairedRows(views, columns), pairs.rank, pairs.diff, inputs[0].times)
+
+    def _pair_rows(self, rows: Sequence[GroupRows], inputs: Sequence[Updates]) -> Pairs:
+        """Pair the rows of both sides.  Raises `CountOverflow`."""
+        (left, right), scratch = rows, np.empty(max(rows[1].reference.size, 2), np.int64)
+        room = count_pairs(left, right)
+        found, out = (Pairs(np.empty(n, np.int32), *(np.empty(n, np.int64) for _ in range(3))) for n in (room, 0))
+        n = pair_rows(left, right, found, scratch)
+        if n < 0:
+            side = 0 if left.changes[scratch[0] + 1] > left.changes[scratch[0]] else 1
+            row = row_values(inputs[side].rows, int(rows[side].reference[scratch[side]]))
+            what = f"the multiplicity of {row}, times that of its match, overflows int64"
+            remedy = "find the input that multiplies diffs; nothing of this step was kept"
+            raise CountOverflow("a join", what, remedy)
+        out = Pairs(np.empty(n, np.int32), *(np.empty(n, np.int64) for _ in range(3)))
+        sort_pairs(found, np.int64(inputs[0].times.size), out)
+        return out
+
+
+def _match_groups(left: GroupSortedUpdates, right: GroupSortedUpdates) -> tuple[list[Ints], Words, Words]:
+    """Return where each group begins in both lists, int64[g + 1] each, and the words of the groups."""
+    n = left.high.size + right.high.size
+    begins, others, first = np.empty(n + 1, np.int64), np.empty(n + 1, np.int64), np.empty(n, np.int64)
+    g = match_groups(left.high, left.low, right.high, right.low, begins, others, first)
+    high, low = (np.concatenate(each).take(first[:g]) for each in ((left.high, right.high), (left.low, right.low)))
+    return [begins[: g + 1], others[: g + 1]], high, low
+
+
+def _drop_null_keys(by: GroupSortedUpdates, updates: Updates, keys: RowHasher) -> GroupSortedUpdates:
+    """Drop the updates whose key has a null."""
+    there = None
+    for column in column_arrays(updates.rows, keys.names):
+        if column.null_count:
+            valid = unpack_validity(column) != 0
+            there = valid if there is None else there & valid
+    return by if there is None else by.take(np.flatnonzero(there.take(by.places)))

@@ -32,6 +32,7 @@ from ddflow.operators.base import Hashes, RunningCountedRows, as_updates
 from ddflow.operators.updates import Updates, build_count_overflow
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import ArrangementChange
+from ddflow.trace.differences import COUNTED
 from ddflow.trace.group_rows import find_group_rows, gather_group_rows
 from ddflow.trace.ordered_index import ALL, RowsByGroup
 
@@ -90,7 +91,7 @@ class RunningOrderedRows(RunningCountedRows):
         # form.
         loose = pa.schema([field.with_nullable(True) for field in row])
         self.keys = RowHasher(pa.schema([loose.field(name) for name in by]), secret)
-        self.whole, self.schema = RowHasher(loose, secret), pa.schema([*row, pa.field(TIMES, pa.int64(), False)])
+        self.whole, self.schema = RowHasher(loose, secret), pa.schema([*row, COUNTED])
         self.ordered = pa.schema([(each.name, find_order_type(row.field(each.name).type)) for each in order])
         words = sum(count_order_words(field.type, field.name) for field in self.ordered) + 2 * self.hashed
         self.arrangements, self.arena = (Arrangement(self.schema, wide=True, words=words, ordered=True),), Arena()

@@ -21,12 +21,12 @@ from typing import Any, Final, NamedTuple, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from ddflow.columns.hashing import Ints, Narrow, Secret, compute_identities
-from ddflow.columns.layout import make_writable
+from ddflow.columns.hashing import Ints, Narrow, RowHasher, Secret, Words, compute_identities
+from ddflow.columns.layout import Arena, make_writable
 from ddflow.columns.names import DIFF, TIME
 from ddflow.columns.rows import RowView, row_values
-from ddflow.columns.schema import to_array
-from ddflow.columns.sorting import sort_by_identity
+from ddflow.columns.schema import column_arrays, to_array
+from ddflow.columns.sorting import sort_by_identity, sort_by_words
 from ddflow.errors import AggregateFailed, CountOverflow, ExpressionError, NotSingle
 from ddflow.kernels.accumulate import consolidate_diffs
 from ddflow.kernels.emit import map_ranks_to_times
@@ -103,6 +103,45 @@ class Updates(NamedTuple):
     def take(self, places: Ints) -> Updates:
         """Take the updates at the positions ``places``."""
         return Updates(self.rows.take(pa.array(places)), self.ranks.take(places), self.diffs.take(places), self.times)
+
+
+class GroupSortedUpdates(NamedTuple):
+    """The n updates of a step, sorted by group, then row, then time."""
+
+    high: Words
+    low: Words
+    """uint64[n]: the two words of the group."""
+    more: Ints
+    """int64[n, w]: the words of the row. If w is 0, a group has at most one row at each time."""
+    places: Ints
+    """int64[n]: the position of the update in the step."""
+    ranks: Narrow
+    diffs: Ints
+
+    @classmethod
+    def sort_updates(
+        cls, updates: Updates, keys: RowHasher, rows: RowHasher | None = None, arena: Arena | None = None
+    ) -> GroupSortedUpdates:
+        """Sort updates by the columns of ``keys``, then by the columns of ``rows``.  O(n log n).
+
+        The result is valid until ``arena`` is used again.
+        """
+        n = updates.diffs.size
+        high, low = keys.compute_identities(column_arrays(updates.rows, keys.names), n)
+        if rows is None:
+            by, more = sort_by_identity(high, low, arena), np.empty((n, 0), np.int64)
+        else:
+            words = rows.compute_identities(column_arrays(updates.rows, rows.names), n)
+            more = np.stack(words, axis=1).view(np.int64)
+            by = sort_by_words(high, low, more, arena)
+            more = more.take(by.permutation, 0)
+        places = by.permutation.astype(np.int64)
+        return cls(by.high, by.low, more, places, updates.ranks.take(places), updates.diffs.take(places))
+
+    def take(self, kept: Ints) -> GroupSortedUpdates:
+        """Take the updates at some positions, which must ascend."""
+        columns: Any = [column.take(kept, 0) for column in self]
+        return GroupSortedUpdates(*columns)
 
 
 def build_time_column(times: Ints, kind: pa.DataType) -> pa.Array:

@@ -436,7 +436,8 @@ class _PartitionShareWriter:
         self.nbytes, self.versions = self.nbytes + batch.nbytes, self.versions + len(batch)
         last = mark_last_of_keys(batch.high, batch.low, batch.extra_identity_words)
         live = batch.live != 0
-        self.keys, self.deleted = self.keys + int((live & last).sum()), self.deleted + int((~live & last).sum())
+        keys = batch.value.view(np.int64).sum() if batch.summed else (live & last).sum()
+        self.keys, self.deleted = self.keys + int(keys), self.deleted + int((~live & last).sum())
         self.latest = max(self.latest, int(batch.time.max()))
         if self.versions >= FILE:
             self.write_file()

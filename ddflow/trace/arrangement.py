@@ -33,7 +33,7 @@ from ddflow.time import NEVER, BatchDescription, advance_frontier, format_time
 from ddflow.trace.batch import END, ArrangementChange, BatchRange, BatchSlots, Run
 from ddflow.trace.index import Index, IndexWrite
 from ddflow.trace.merge import RunMerge, TombstoneExpiry, pick_versions_by_sorting
-from ddflow.trace.ordered_index import OrderedIndex
+from ddflow.trace.ordered_index import OrderedIndex, RowsByGroup
 from ddflow.trace.spill import find_groups_in_batch, spill_batch
 from ddflow.trace.spine import Spine
 
@@ -159,11 +159,18 @@ class Arrangement:
             self.index.reserve_entries(entries)
             run = Run(BatchDescription(lower, upper, NEVER), self._add_batches(changes))
             (self.spine if changes[0].batch.mapped is None else self.on_disk).append(run)
-        self.spine.plan_merges(
-            self.index.used if self.lapse is None else self._needed_version_count, not self.unindexed_parts
-        )
+        if self.slots.summed:
+            index, needed = None, self.spine.oldest_size
+        else:
+            index, needed = self.index, self.index.used if self.lapse is None else self._needed_version_count
+        self.spine.plan_merges(needed, not self.unindexed_parts)
         # Only `spill` continues a flush. If the disk were full, it would be too late here to refuse the step.
-        self.spine.advance_merges(paid, self.slots, self.index, self.since, self.latest <= self.since, files=False)
+        self.spine.advance_merges(paid, self.slots, index, self.since, self.latest <= self.since, files=False)
+
+    @property
+    def merged_index(self) -> Index | None:
+        """The index that merges in memory update, or None if there is none."""
+        return None if self.slots.summed else self.index
 
     def _add_batches(self, changes: list[ArrangementChange]) -> list[BatchRange]:
         """Assign slots to the batches of some changes, and write the batches in memory to the index."""
@@ -256,7 +263,8 @@ class Arrangement:
         After a flush, the flushed run is on disk and not indexed.
         """
         if self._is_flushing:
-            self.spine.advance_merges(paid, self.slots, self.index, self.since, self.latest <= self.since, files=True)
+            settled = self.latest <= self.since
+            self.spine.advance_merges(paid, self.slots, self.merged_index, self.since, settled, files=True)
             if isinstance(run := self.spine.items[0], Run):
                 self.on_disk.append(run)
                 del self.spine.items[0]
@@ -271,14 +279,14 @@ class Arrangement:
         out.is_searched = False
         return out
 
-    def find_group_references(self, high: Words, low: Words, as_of: int | None) -> Ints:
-        """Find references to the rows of one group that were live at a time, without the index.
+    def find_group_at(self, high: Words, low: Words, as_of: int | None) -> RowsByGroup:
+        """Find the rows of one group that were live at a time, without the index.
 
         ``high``, ``low``: the words that the identities of the group begin with.  O(runs log rows).
         """
         self.check_readable(as_of, "a read")
         as_of = max(self.latest, self.since) if as_of is None else as_of
-        return self._find_live_rows(self.find_group_versions(high, low), as_of)
+        return RowsByGroup(self._find_live_rows(self.find_group_versions(high, low), as_of))
 
     def find_group_versions(self, high: Words, low: Words) -> list[BatchRange]:
         """Return all versions whose identities begin with the words ``high`` and ``low``.
@@ -387,14 +395,7 @@ class Arrangement:
     def _check_invariants(self) -> None:
         """Assert the invariants of index and spine, and that index and spine agree."""
         self.index._check_invariants()
-        for batch in self.slots.batches:
-            batch._check_invariants()
-        parts = self.parts
-        for spine in (self.spine, self.on_disk):
-            spine._check_invariants(self.slots)
-        # Each batch belongs to one part, and slot 0 is reserved for the rows of the step.
-        assert sorted(part.slot for part in parts) == [i for i, b in enumerate(self.slots.by_slot) if b is not None]
-        assert self.slots.resident == sum(b.nbytes for b in self.slots.batches if b.mapped is None)
+        self._check_runs()
         where, alive = {part.slot: part for part in self.spine.parts}, 0
         for word in self.index.list_entries(live=False)[0]:
             slot, row = (int(word) >> SLOT) & ((1 << 20) - 1), int(word) & ((1 << SLOT) - 1)
@@ -408,3 +409,14 @@ class Arrangement:
         # The stored count of live keys equals the number of rows that a read returns.
         assert self.keys == sum(table.num_rows for table in self.iterate_rows())
         assert self.unindexed_parts or alive == self.keys
+
+    def _check_runs(self) -> None:
+        """Assert the invariants of batches and runs."""
+        for batch in self.slots.batches:
+            batch._check_invariants()
+        parts = self.parts
+        for spine in (self.spine, self.on_disk):
+            spine._check_invariants(self.slots)
+        # Each batch belongs to one part, and slot 0 is reserved for the rows of the step.
+        assert sorted(part.slot for part in parts) == [i for i, b in enumerate(self.slots.by_slot) if b is not None]
+        assert self.slots.resident == sum(b.nbytes for b in self.slots.batches if b.mapped is None)

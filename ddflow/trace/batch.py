@@ -29,6 +29,8 @@ from ddflow.columns.hashing import NONE, Flags, Ints, Words
 from ddflow.columns.rows import RowPool, Rows
 from ddflow.columns.threads import ALONE
 from ddflow.errors import CorruptState
+from ddflow.kernels.arrays import Words2d
+from ddflow.kernels.differences import FIELDS
 from ddflow.kernels.gather import SLOT
 from ddflow.time import BatchDescription
 
@@ -45,7 +47,8 @@ class Batch:
     ``high``, ``low``: uint64[n], the words of identities; ``low`` has size 0 if identities have one word.  ``time``:
     int64[n].  ``live``: uint8[n], 0 for deletions.  ``value``: uint64[n], hashes of the rows, or size 0 if an index
     holds the hashes.  ``order``: int64[n, w], the order words of each version's event.  ``ordered``: whether ``order``
-    contains the identity words beyond two, not the order words.  ``rows``: the payload of n rows, with filler for
+    contains the identity words beyond two, not the order words.  ``summed``: whether the versions are differences, so
+    that ``value`` has their diffs and ``live`` is always 1.  ``rows``: the payload of n rows, with filler for
     deletions. ``mapped``: the file of the columns, or None if the columns are in memory.
     """
 
@@ -58,6 +61,7 @@ class Batch:
     rows: Rows
     mapped: Any = None
     ordered: bool = False
+    summed: bool = False
 
     @property
     def extra_identity_words(self) -> Ints | None:
@@ -168,6 +172,22 @@ class ArrangementChange(NamedTuple):
         return self.batch.nbytes if self.batch.mapped is None else 0
 
 
+def make_difference_change(
+    high: Words, low: Words, time: Ints, diff: Ints, more: Ints, rows: Rows
+) -> ArrangementChange:
+    """Make the change of a `DifferenceArrangement` from sorted differences, which the arguments describe as in `Batch`.
+
+    >>> one = np.array([5], np.uint64)
+    >>> given = one, one, np.array([3]), np.array([2]), np.array([[7]]), Rows(pa.table({"k": [1]}))
+    >>> make_difference_change(*given).live_added
+    2
+    """
+    n, none = high.size, np.empty(0, np.int64)
+    value = diff.view(np.uint64)
+    batch = Batch(high, low, time, repeat_value(1, n, np.uint8), value, more, rows, ordered=True, summed=True)
+    return ArrangementChange(batch, value, none, none, 0, int(diff.sum()), 0)
+
+
 END = 2**64 - 1
 """The greatest identity."""
 LASTS = 1 << 16
@@ -199,13 +219,16 @@ def iterate_last_rows_of_keys(batch: Batch, part: BatchRange) -> Iterator[Ints]:
 class BatchSlots:
     """The batches of an arrangement, by slot number. Slot 0 is for the events of the current step.
 
-    ``ordered``: whether identities have more than two words.  ``lasting``: whether commits write the batches to files.
-    ``files``: the files of batches in memory, by slot.  ``shapes``: the lists of columns that payloads in files have or
-    had; entries are only added.  ``readers``: the results of `freeze` that are still in use.
+    ``ordered``: whether identities have more than two words.  ``summed``: whether versions are differences.
+    ``addresses``: uint64[slots, FIELDS], the addresses of the columns of differences, for kernels.  ``lasting``:
+    whether commits write the batches to files.  ``files``: the files of batches in memory, by slot.  ``shapes``: the
+    lists of columns that payloads in files have or had; entries are only added.  ``readers``: the results of `freeze`
+    that are still in use.
     """
 
-    def __init__(self, schema: pa.Schema, ordered: bool = False) -> None:
-        self.ordered = ordered
+    def __init__(self, schema: pa.Schema, ordered: bool = False, summed: bool = False) -> None:
+        self.ordered, self.summed = ordered, summed
+        self.addresses: Words2d = np.zeros((16, FIELDS), np.uint64)
         self.by_slot: list[Batch | None] = [None]
         self.free: list[int] = []
         self.pool = RowPool(schema)
@@ -228,7 +251,7 @@ class BatchSlots:
 
     def add_batch(self, batch: Batch) -> BatchRange:
         """Assign a slot to a batch, and return all rows of the batch as a range. O(columns)."""
-        batch = replace(batch, ordered=True) if self.ordered else batch
+        batch = replace(batch, ordered=True, summed=self.summed) if self.ordered else batch
         if self.free:
             slot = self.free.pop()
             self.by_slot[slot] = batch
@@ -237,12 +260,14 @@ class BatchSlots:
             self.by_slot.append(batch)
         self.pool.set_batch(slot, batch.rows)
         self._count_bytes(batch, 1)
+        if self.summed:
+            self._set_addresses(slot, batch)
         return BatchRange(slot, 0, batch.high.size)
 
     def freeze(self) -> BatchSlots:
         """Return a copy of the current slots, which a reader in a different thread can use.  O(columns * batches)."""
         out = copy(self)
-        out.by_slot, out.pool = self.by_slot.copy(), self.pool.copy()
+        out.by_slot, out.pool, out.addresses = self.by_slot.copy(), self.pool.copy(), self.addresses.copy()
         out.pool.threads = ALONE  # the writer's threads may end while the copy is read
         self.readers.add(out)
         return out
@@ -269,16 +294,27 @@ class BatchSlots:
             file.drop()
 
     def set_batch_file(self, slot: int, file: Any) -> None:
-        """Record the file of a batch in memory. Drop the value hashes of the batch, because the index has them."""
+        """Record the file of a batch in memory. Drop the value hashes of its versions, because the index has them."""
         self.files[slot] = file
-        self.replace_batch(slot, replace(self[slot], value=NONE))
+        if not self.summed:
+            self.replace_batch(slot, replace(self[slot], value=NONE))
 
     def replace_batch(self, slot: int, batch: Batch) -> None:
         """Replace the batch of a slot by another batch with the same versions in the same rows.  O(columns)."""
         self._count_bytes(self[slot], -1)
-        self.by_slot[slot] = replace(batch, ordered=True) if self.ordered else batch
+        batch = replace(batch, ordered=True, summed=self.summed) if self.ordered else batch
+        self.by_slot[slot] = batch
         self.pool.set_batch(slot, batch.rows)
         self._count_bytes(batch, 1)
+        if self.summed:
+            self._set_addresses(slot, batch)
+
+    def _set_addresses(self, slot: int, batch: Batch) -> None:
+        while slot >= self.addresses.shape[0]:
+            self.addresses = np.concatenate([self.addresses, np.zeros_like(self.addresses)])
+        columns = batch.high, batch.low, batch.order, batch.time, batch.value
+        starts = [column.__array_interface__["data"][0] for column in columns]
+        self.addresses[slot] = *starts[:4], batch.time.strides[0], starts[4]
 
     def _count_bytes(self, batch: Batch, sign: int) -> None:
         if batch.mapped is None:

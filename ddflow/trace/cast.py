@@ -76,7 +76,7 @@ def cast_batch(batch: Batch, schema: pa.Schema, made: Made, rekeys: bool, cast: 
                 there = there.set_column(at, field, column)
     rows = cast(there, schema, live)
     high, low, value, *more = made(rows)
-    value = np.where(live, value, batch.value) if batch.value.size else value
+    value = batch.value if batch.summed else np.where(live, value, batch.value) if batch.value.size else value
     if not rekeys:
         return replace(batch, rows=Rows(rows), value=value, mapped=None)
     of: Ints = np.cumsum(mark_first_of_keys(batch.high, batch.low, batch.extra_identity_words)) - 1
@@ -128,7 +128,7 @@ def rekey_arrangement(
     for some in moved.iterate_version_ranges():
         picked = pick_versions_by_sorting(moved.slots, some, old.since, not new.keeps)
         if picked.high.size:
-            new.keys += int((picked.last_of_keys & (picked.live != 0)).sum())
+            new.keys += picked.count_keys()
             batch = picked.build_batch(moved.slots, True)
             parts.append(
                 new.slots.add_batch(batch if indexed or batch_store is None else spill_batch(batch, batch_store))
@@ -139,10 +139,10 @@ def rekey_arrangement(
     times = [(item if isinstance(item, Run) else item.output).description for item in items]
     run = Run(BatchDescription(times[0].lower, times[-1].upper, max(each.since for each in times)), parts)
     (new.spine if indexed else new.on_disk).append(run)
-    if indexed:
+    if indexed and not new.slots.summed:
         new.index.reserve_entries(new.keys + sum(map(len, new.slots.batches)))
         index_run(new, run)
-    else:
+    elif not indexed:
         new.index.keep_deletions()
         new.spine.keeps = True
 

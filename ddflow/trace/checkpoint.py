@@ -102,7 +102,7 @@ class ReusedBatches:
         for spine in (arranged.spine, arranged.on_disk):
             spine.planned = spine.fresh = 0
         now = {part.slot: part.begin for part in arranged.parts}
-        if self.indexed:
+        if self.indexed and not slots.summed:
             floor = np.zeros(len(slots.by_slot), np.int64)
             gone = [
                 BatchRange(part.slot, part.begin, min(now.get(part.slot, part.end), part.end)) for part in self.parts
@@ -112,7 +112,7 @@ class ReusedBatches:
             self._write_entries(floor)
             for part in gone:
                 self._clear_entries(part, floor)
-        elif self.slots:
+        elif self.slots and not slots.summed:
             arranged.index = arranged.make_empty().index
         for slot in self.slots:
             if slot not in now:
@@ -307,7 +307,8 @@ def restore_arrangement(
     made_again = [items.build_run_or_merge(each) for each in given.items]
     arranged.spine.items[:], arranged.on_disk.items[:] = (made_again, []) if indexed else ([], made_again)
     items.check_time_coverage()
-    if max(given.keys, given.tombstones) > items.versions or given.lapsed > given.tombstones:
+    keys = 0 if arranged.slots.summed else given.keys
+    if not 0 <= keys <= items.versions or not given.lapsed <= given.tombstones <= items.versions:
         found = f"{given.keys:,} keys, {given.tombstones:,} tombstones, {given.lapsed:,} of them expired"
         raise _make_corrupt_error(what, f"it has {items.versions:,} versions, but records {found}")
     arranged.keys, arranged.tombstones_counted = given.keys, given.tombstones
@@ -428,7 +429,7 @@ def _load_batch(
         )
     kept = batch_store.open_batch(record.file, wanted, rows, layout.compressed)
     file = WrittenBatch(kept, layout, [f.name for f in fields])
-    batch = decode_batch(kept.batch, layout)
+    batch = replace(decode_batch(kept.batch, layout), summed=arranged.slots.summed)
     if layout.compressed:
         # Return the file, because the batch in memory differs from the compressed file.
         batch, file.columns = (
@@ -459,7 +460,7 @@ def _widen_batch(batch: Batch, schema: pa.Schema, made: Made) -> Batch:
     if len(batch.rows.columns) == len(schema):
         return batch
     payload = _add_null_columns(batch, schema)
-    return replace(batch, rows=Rows(payload), value=made(payload)[2])
+    return replace(batch, rows=Rows(payload), value=batch.value if batch.summed else made(payload)[2])
 
 
 def _add_null_columns(batch: Batch, schema: pa.Schema) -> pa.RecordBatch:

@@ -316,3 +316,32 @@ class Index:
             shard, rest = divmod(int(self.table[slot, kernels.ID]) * self.shards, IDENTITIES)
             home = shard * slots + (rest * self.capacity >> 64)
             assert home <= slot < (shard + 1) * slots and taken[home : slot + 1].all(), (home, slot)
+
+
+class NoIndex(Index):
+    """The index of an arrangement whose rows are found by a search. The index has no entries."""
+
+    def __init__(self, words: int) -> None:
+        self.wide, self.words, self.keeps, self.used, self.built = True, words, False, 0, 0
+        self.table = np.empty((0, 3), np.uint64)
+
+    def set_threads(self, threads: Threads) -> None:
+        """Do nothing."""
+
+    def reserve_entries(self, more: int) -> None:
+        """Do nothing."""
+
+    def write(self, *writes: IndexWrite) -> None:
+        """Do nothing."""
+
+    def keep_deletions(self) -> None:
+        """Do nothing, because there are no deletions."""
+
+    def list_entries(
+        self, live: bool, members: Flags = EVERY, first: int = 0, last: int = 2**64 - 1
+    ) -> tuple[Ints, Ints]:
+        """Return no entries."""
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+
+    def _check_invariants(self) -> None:
+        """Do nothing."""

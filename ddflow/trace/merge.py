@@ -21,6 +21,7 @@ from ddflow.columns.hashing import NONE, Flags, Ints, Words
 from ddflow.columns.rows import Rows, gather_buffers
 from ddflow.columns.sorting import sort_by_identity, sort_by_words
 from ddflow.errors import CorruptState
+from ddflow.kernels.differences import SummedRows, merge_differences
 from ddflow.kernels.merge import prune_versions
 from ddflow.kernels.resolve import LIVE
 from ddflow.time import NEVER
@@ -69,6 +70,7 @@ class PickedVersions(NamedTuple):
     value: Words
     order: Ints
     ordered: bool = False
+    summed: bool = False
 
     @property
     def extra_identity_words(self) -> Ints | None:
@@ -84,6 +86,10 @@ class PickedVersions(NamedTuple):
     def last_of_keys(self) -> Any:
         """bool[m]: the versions that are the last of their keys.  O(m)."""
         return mark_last_of_keys(self.high, self.low, self.extra_identity_words)
+
+    def count_keys(self) -> int:
+        """Count the live keys, or add up the diffs.  O(m)."""
+        return int(self.value.view(np.int64).sum() if self.summed else (self.last_of_keys & (self.live != 0)).sum())
 
     def drop_rows(self, out: Any) -> PickedVersions:
         """Return the versions that ``out``, a bool[m], does not mark. O(m)."""
@@ -103,6 +109,7 @@ class PickedVersions(NamedTuple):
             value,
             self.order[rows],
             self.ordered,
+            self.summed,
         )
 
     def build_batch(self, slots: BatchSlots, values: bool) -> Batch:
@@ -112,8 +119,9 @@ class PickedVersions(NamedTuple):
         """
         pool = slots.pool
         rows = Rows.from_columns(gather_buffers(pool, self.references, pool.schema), pool.shape, self.references.size)
-        value = self.value if values else NONE
-        return Batch(self.high, self.low, self.time, self.live, value, self.order, rows, ordered=self.ordered)
+        value = self.value if values or slots.summed else NONE
+        columns = self.high, self.low, self.time, self.live, value, self.order
+        return Batch(*columns, rows, ordered=self.ordered, summed=slots.summed)
 
 
 def pick_versions_by_index(
@@ -142,10 +150,14 @@ def pick_versions_by_sorting(
 ) -> PickedVersions:
     """Sort the versions of one range of identities of several runs, and pick the versions to keep.
 
+    Differences are added up instead; see `sum_differences`.
+
     ``parts``: these versions. O(versions). ``droppable``: whether to drop a deletion at or before ``since`` if its key
     has no other version. ``index``: the index that has the value hashes and the current versions, if any. Raises
     `CorruptState` if a key has two versions with the same time.
     """
+    if slots.summed:
+        return sum_differences(slots, parts, since)
     cuts = [(slots[part.slot], part) for part in parts]
 
     def join_column(name: str) -> Any:
@@ -178,6 +190,23 @@ def pick_versions_by_sorting(
         value = join_column("value").take(rows)
     columns = by.high.take(kept), low, times.take(rows), live.take(rows), value, order[rows]
     return PickedVersions(references, places, *columns, slots.ordered)
+
+
+def sum_differences(slots: BatchSlots, parts: list[BatchRange], since: int) -> PickedVersions:
+    """Merge differences, and add up the diffs of each identity and time.  The sums become the values.
+
+    Times up to ``since`` count as one time, the least of ``since`` and the latest time of the parts.
+    O(differences), for few parts.
+    """
+    words = slots[parts[0].slot].order.shape[1]
+    since = min(since, max(int(slots[part.slot].time[part.begin : part.end].max()) for part in parts))
+    out = SummedRows.allocate(sum(part.end - part.begin for part in parts), words, grouped=False)
+    n = merge_differences(np.array(parts, np.int64), slots.addresses, np.int64(words), np.int64(since), out)
+    time, places, live = out.time[:n], repeat_value(-1, n, np.int64), repeat_value(1, n, np.uint8)
+    if n and time[0] == time[-1] and (time == time[0]).all():
+        time = repeat_value(int(time[0]), n, np.int64)
+    columns = out.high[:n], out.low[:n], time, live, out.diff[:n].view(np.uint64), out.more[:n].view(np.int64)
+    return PickedVersions(out.reference[:n], places, *columns, ordered=True, summed=True)
 
 
 def mark_useless_deletions(picked: PickedVersions, since: int, lapse: TombstoneExpiry) -> Any:

@@ -67,13 +67,14 @@ class MergeRecord(StrictRecord, frozen=True, tag="merge"):
 class ArrangementRecord(StrictRecord, frozen=True):
     """The record of an arrangement.
 
-    ``shapes``: the lists of columns that batch payloads have or had.  ``items``: runs and merges in order of time.
+    ``keys``: the number of keys, or the sum of all diffs.  ``shapes``: the lists of columns that payloads have or had.
+    ``items``: runs and merges in order of time.
     """
 
     since: Instant
     upper: Instant
     latest: Instant
-    keys: Natural
+    keys: Instant
     tombstones: Natural
     lapsed: Natural
     shapes: list[list[str]]

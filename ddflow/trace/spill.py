@@ -102,7 +102,8 @@ def encode_batch(batch: Batch, compressed: bool = False) -> tuple[pa.RecordBatch
     time = None if "time" in kept else int(batch.time[0])
     live = None if "live" in kept else int(batch.live[0])
     if compressed:
-        kept |= {name: np.where(batch.live != 0, np.uint64(0), kept[name]) for name in MADE if name in kept}
+        made = MADE[:-1] if batch.summed else MADE
+        kept |= {name: np.where(batch.live != 0, np.uint64(0), kept[name]) for name in made if name in kept}
     own: Any = tuple(kept)
     layout = FileLayout(own, time, live, batch.order.shape[1], compressed)
     arrays = list(map(pa.array, kept.values()))
@@ -135,7 +136,7 @@ def fill_hashes(batch: Batch, made: Sequence[Words]) -> Batch:
     """Fill in the identities and hashes of a compressed batch's live rows. ``made`` has these values. O(n)."""
     live = batch.live != 0
     high, low, value = (
-        np.where(live, each, was) if was.size else was
+        np.where(live, each, was) if each.size else was
         for each, was in zip(made[:3], (batch.high, batch.low, batch.value), strict=True)
     )
     return replace(batch, high=high, low=low, value=value)

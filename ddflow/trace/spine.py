@@ -35,7 +35,7 @@ GARBAGE = 2
 """All runs are merged when their number of versions exceeds this factor times the number of needed versions."""
 
 
-def choose_merge_start(sizes: Sequence[int], needed: int | None, fan: int) -> int | None:
+def choose_merge_start(sizes: Sequence[int], needed: int | None, fan: int, tail: int = 0) -> int | None:
     """Choose the first run to merge.
 
     The chosen run and all later runs are merged into one run. Return None to merge nothing. Pure; O(runs). All runs are
@@ -44,7 +44,8 @@ def choose_merge_start(sizes: Sequence[int], needed: int | None, fan: int) -> in
     is copied about once for each power of ``fan``.
 
     ``sizes``: the number of versions of each run, oldest first.  ``needed``: the approximate number of versions that a
-    merge of all runs would leave; None if that merge is not allowed.
+    merge of all runs would leave; None if that merge is not allowed.  ``tail``: if the newest runs have fewer versions
+    than this together, they are merged only as soon as there are `FAN` of them.
 
     >>> choose_merge_start([1000, 10, 10], 900, 32) is None
     True
@@ -60,7 +61,7 @@ def choose_merge_start(sizes: Sequence[int], needed: int | None, fan: int) -> in
     total = largest = 0
     for i in range(len(sizes) - 1, -1, -1):
         total, largest = total + sizes[i], max(largest, sizes[i])
-        if len(sizes) - i >= fan and largest * max(fan // 4, 2) <= total:
+        if len(sizes) - i >= (fan if total >= tail else FAN) and largest * max(fan // 4, 2) <= total:
             return i
     return None
 
@@ -70,12 +71,12 @@ class Spine:
 
     ``fan``: the number of runs of similar size that are merged into one.  ``keeps``: whether deletions must stay,
     unless ``lapse`` lets them expire.  ``copied``: the number of versions that merges wrote.  ``most``: the maximum
-    number of versions in a piece of a merge.
+    number of versions in a piece of a merge.  ``tail``: see `choose_merge_start`.
     """
 
-    def __init__(self, fan: int = FAN, keeps: bool = False) -> None:
+    def __init__(self, fan: int = FAN, keeps: bool = False, tail: int = 0) -> None:
         self.items: list[Run | RunMerge] = []
-        self.fan, self.keeps, self.copied, self.most = fan, keeps, 0, MOST
+        self.fan, self.keeps, self.tail, self.copied, self.most = fan, keeps, tail, 0, MOST
         self.lapse: TombstoneExpiry | None = None
         # The number of runs at the last plan, and the number of new versions since then. If there are only a few new
         # runs and versions, no new plan is made.
@@ -88,6 +89,11 @@ class Spine:
     def version_count(self) -> int:
         """The number of versions in all runs and merges."""
         return sum(map(len, self.items))
+
+    @property
+    def oldest_size(self) -> int:
+        """The number of versions in the oldest run or merge, or 0."""
+        return len(self.items[0]) if self.items else 0
 
     @property
     def merges(self) -> list[RunMerge]:
@@ -149,7 +155,7 @@ class Spine:
                     runs.append(item)
                 else:
                     start, runs = at + 1, []
-            first = choose_merge_start([run.size for run in runs], needed if start == 0 else None, self.fan)
+            first = choose_merge_start([run.size for run in runs], needed if start == 0 else None, self.fan, self.tail)
             if first is None:
                 return
             self.items[start + first :] = [RunMerge(runs[first:], alone and start + first == 0, target)]
@@ -195,7 +201,7 @@ class Spine:
                 where = "memory" if merge.target is None else "a file"
                 LOG.debug("merged runs into one of %d versions in %s", merge.output.size, where)
 
-    def merge_unwritten_runs(self, slots: BatchSlots, index: Index, since: int, settled: bool) -> None:
+    def merge_unwritten_runs(self, slots: BatchSlots, index: Index | None, since: int, settled: bool) -> None:
         """Merge the newest runs that have no files into one run, so that a commit writes one file. O(versions merged).
 
         At most `PIECE` versions are merged.

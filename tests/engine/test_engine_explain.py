@@ -44,7 +44,7 @@ def test_it_says_what_is_kept_once_and_who_shares_it() -> None:
         "arrange 0 by ['customer']",
         "arrange 1 by ['customer']",
     ]
-    sizes = re.findall(r"rows, ([\d.]+) KB", text)
+    sizes = re.findall(r"rows, ([\d.,]+) K?B", text)
     assert len(sizes) == len(kept)
 
 

@@ -1,0 +1,115 @@
+"""Keep a collection as differences: sorted runs of rows by group, whose diffs are added up by merges and reads.
+
+A `DifferenceArrangement` holds rows with multiplicities. A step appends the changes of multiplicities as a run, without
+a look-up of stored rows. A merge adds up the changes of equal rows. A look-up of groups searches all runs, so there are
+few of them. The first two words of an identity are the group, and the other words identify a row in its group.
+
+Guarantees: for every t in [since, upper), a read at t gives the rows whose diffs with times up to t do not add up to 0.
+Limits: a row's multiplicity is unknown until the row is read. The operator checks that no sum overflows int64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from ddflow.columns.hashing import Words
+from ddflow.columns.names import TIMES
+from ddflow.columns.rows import gather_table
+from ddflow.kernels.differences import SummedRows, collect_group_rows
+from ddflow.trace.arrangement import Arrangement
+from ddflow.trace.batch import BatchRange, BatchSlots
+from ddflow.trace.index import NoIndex
+from ddflow.trace.merge import sum_differences
+from ddflow.trace.ordered_index import RowsByGroup
+from ddflow.trace.spine import Spine
+
+FAN, TAIL = 4, 1 << 12
+"""The number of runs of similar size that are merged into one, and the number of rows from which this counts.
+
+A look-up searches each run. Runs with fewer rows together stay in the processor's cache.
+"""
+COUNTED: Final = pa.field(TIMES, pa.int64(), nullable=False)
+"""The column of the multiplicities of rows."""
+
+
+class DifferenceArrangement(Arrangement):
+    """A collection of rows with multiplicities, by group.
+
+    ``schema``: the columns of the rows.  ``words``: the number of identity words beyond the two words of the group.
+
+    >>> from ddflow.columns.rows import Rows
+    >>> from ddflow.trace.batch import Batch, make_difference_change
+    >>> arranged = DifferenceArrangement(pa.schema({"k": pa.int64()}), words=1)
+    >>> for diff in (2, -1):
+    ...     ids, more = np.array([5], np.uint64), np.array([[7]])
+    ...     rows = Rows(pa.table({"k": [1]}))
+    ...     change = make_difference_change(ids, ids, np.array([3]), np.array([diff]), more, rows)
+    ...     arranged.apply_changes([change], upper=4, since=3)
+    >>> arranged.read().to_pylist(), arranged.find_group_rows(ids, ids).values.tolist()
+    ([{'k': 1, '_times': 1}], [1])
+    """
+
+    def __init__(self, schema: pa.Schema, words: int) -> None:
+        super().__init__(schema, wide=True, words=words, ordered=True)
+        self.index = NoIndex(words)
+        self.slots = BatchSlots(schema, ordered=True, summed=True)
+        self.spine = Spine(FAN, tail=TAIL)
+        self.room = 4.0
+
+    def make_empty(self, schema: pa.Schema | None = None, words: int | None = None) -> Arrangement:
+        """Build an empty arrangement of the same kind; see `Arrangement.make_empty`."""
+        return DifferenceArrangement(schema or self.schema, self.words if words is None else words)
+
+    def find_group_rows(self, high: Words, low: Words) -> RowsByGroup:
+        """Find the rows of groups by ascending identity words, in the order of identities within each group.
+
+        O(groups runs + rows) expected.
+        """
+        parts, begins = np.array(self.parts, np.int64).reshape(-1, 3), np.empty(high.size + 1, np.int64)
+        room = int(self.room * high.size) + 16
+        while True:
+            out = SummedRows.allocate(room, self.words, grouped=True)
+            n = collect_group_rows(high, low, parts, self.slots.addresses, np.int64(self.words), out, begins)
+            if n <= room:
+                break
+            room = n
+        self.room = max(1.25 * n / max(high.size, 1), 1.0)
+        return RowsByGroup(out.reference[:n], out.diff[:n], begins, out.more[:n].view(np.int64))
+
+    def find_group_at(self, high: Words, low: Words, as_of: int | None) -> RowsByGroup:
+        """Find the rows of one group at a time; see `Arrangement.find_group_at`."""
+        self.check_readable(as_of, "a read")
+        return self._sum_rows(self.find_group_versions(high, low), as_of)
+
+    def iterate_rows(self, as_of: int | None = None, what: str = "a read") -> Iterator[pa.Table]:
+        """Yield the rows of `read`, with their multiplicities as the column `TIMES`, one range at a time."""
+        self.check_readable(as_of, what)
+        return (self.gather_rows(self._sum_rows(parts, as_of)) for parts in self.iterate_version_ranges())
+
+    def gather_rows(self, found: RowsByGroup) -> pa.Table:
+        """Gather rows, with their multiplicities as the column `TIMES`.  O(n) for each column."""
+        rows = gather_table(self.slots.pool, found.references, self.schema)
+        return rows.append_column(COUNTED, pa.array(found.values))
+
+    def _sum_rows(self, parts: list[BatchRange], as_of: int | None) -> RowsByGroup:
+        """Add up the diffs of the rows of a range at a time.  O(differences)."""
+        if not parts:
+            return RowsByGroup(np.empty(0, np.int64))
+        as_of = max(self.latest, self.since) if as_of is None else as_of
+        picked = sum_differences(self.slots, parts, as_of)
+        there = np.flatnonzero(picked.time <= as_of)
+        return RowsByGroup(picked.references[there], picked.value.view(np.int64)[there])
+
+    @property
+    def _needed_version_count(self) -> int:
+        """The size of the oldest run on disk, because few rows of a merged run are garbage."""
+        return self.on_disk.oldest_size
+
+    def _check_invariants(self) -> None:
+        """Assert the invariants of the runs, and that the stored count is the sum of all diffs."""
+        self._check_runs()
+        assert self.keys == sum(int(np.sum(table.column(TIMES))) for table in self.iterate_rows())
