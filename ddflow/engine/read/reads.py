@@ -43,8 +43,7 @@ class Reader(Closing):
     """A reader of one collection, made by ``engine.reader(name)``.
 
     Use a reader in a ``with`` statement, or close it. ``since`` of the engine does not pass the `time` of a reader, so
-    you can read all times from this time on. Until the reader advances, the history of all collections from this time
-    on takes memory. If you drop a reader without closing it, its history is freed when the reader is garbage-collected.
+    you can read all times from this time on. Their history takes memory until the reader advances, closes or is freed.
 
     Attributes
     ----------
