@@ -3,11 +3,14 @@
 Guarantees: the multiplicity of a pair is the product of both multiplicities. A join writes each change of a pair's
 multiplicity once. A change that overflows int64 is reported and not written. The kernel reports a group that has
 several rows at one time.
-Limits: the caller numbers the groups and the rows, and must give equal rows the same number.
+Limits: equal rows of a group have the same words, or the same number.
 
->>> import numpy as np
->>> find_group_row_at_times.__name__
-'find_group_row_at_times'
+>>> ints = lambda *values: np.array(values, np.int64)
+>>> one = GroupRows(ints(0, 1), ints(70), ints(0), ints(0, 1), np.array([3], np.int32), ints(2))
+>>> other = GroupRows(ints(0, 1), ints(80), ints(5), ints(0, 0), np.empty(0, np.int32), ints())
+>>> pairs = Pairs(np.empty(1, np.int32), ints(0), ints(0), ints(0))
+>>> pair_rows(one, other, pairs, ints(0, 0)), pairs.diff.tolist()
+(1, [10])
 """
 
 from typing import Any, NamedTuple

@@ -31,7 +31,7 @@ from ddflow.plan.collection import Collection, Columns, refuse_forgetting_inputs
 from ddflow.plan.text.formulas import JsonRecord
 from ddflow.trace.ordered_index import RowsByGroup
 
-NO_ROWS: Final = RowsByGroup(
+NO_STORED_ROWS: Final = RowsByGroup(
     np.empty(0, np.int64), np.empty(0, np.int64), np.zeros(1, np.int64), np.empty((0, 2), np.int64)
 )
 MOST_KEYS: Final = 8
@@ -270,7 +270,7 @@ class RunningJoin(RunningOperator):
         begins, high, low = _match_groups(*by)
         rows = []
         for side, mine in enumerate(by):
-            held = NO_ROWS._replace(begins=np.zeros(high.size + 1, np.int64))
+            held = NO_STORED_ROWS._replace(begins=np.zeros(high.size + 1, np.int64))
             which = np.flatnonzero(np.diff(begins[1 - side]))
             if sides and which.size:
                 found = sides[side].look_up_groups(high.take(which), low.take(which))
@@ -288,8 +288,7 @@ class RunningJoin(RunningOperator):
     def _pair_rows(self, rows: Sequence[GroupRows], inputs: Sequence[Updates]) -> Pairs:
         """Pair the rows of both sides.  Raises `CountOverflow`."""
         (left, right), scratch = rows, np.empty(max(rows[1].reference.size, 2), np.int64)
-        room = count_pairs(left, right)
-        found, out = (Pairs(np.empty(n, np.int32), *(np.empty(n, np.int64) for _ in range(3))) for n in (room, 0))
+        found = _allocate_pairs(count_pairs(left, right))
         n = pair_rows(left, right, found, scratch)
         if n < 0:
             side = 0 if left.changes[scratch[0] + 1] > left.changes[scratch[0]] else 1
@@ -297,9 +296,13 @@ class RunningJoin(RunningOperator):
             what = f"the multiplicity of {row}, times that of its match, overflows int64"
             remedy = "find the input that multiplies diffs; nothing of this step was kept"
             raise CountOverflow("a join", what, remedy)
-        out = Pairs(np.empty(n, np.int32), *(np.empty(n, np.int64) for _ in range(3)))
+        out = _allocate_pairs(n)
         sort_pairs(found, np.int64(inputs[0].times.size), out)
         return out
+
+
+def _allocate_pairs(n: int) -> Pairs:
+    return Pairs(np.empty(n, np.int32), *(np.empty(n, np.int64) for _ in range(3)))
 
 
 def _match_groups(left: GroupSortedUpdates, right: GroupSortedUpdates) -> tuple[list[Ints], Words, Words]:
