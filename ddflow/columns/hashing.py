@@ -14,16 +14,30 @@ collision. The layout of identities depends only on the schema, never on the val
 (True, [0, 0, 0, 1])
 """
 
+from __future__ import annotations
+
 import secrets
 from collections.abc import Callable, Sequence
+from copy import copy
 from functools import partial
+from math import inf
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
-from ddflow.columns.layout import buffer_address, fixed_width, make_writable, offset_width
+from ddflow.columns.layout import (
+    BITS,
+    BYTES,
+    SMALL,
+    buffer_address,
+    column_layout,
+    find_addresses,
+    fixed_width,
+    make_writable,
+    offset_width,
+)
 from ddflow.columns.schema import column_arrays, decode_array, is_word_type, normalize_type
 from ddflow.columns.threads import ALONE, Threads
 from ddflow.kernels import identity as kernels
@@ -155,9 +169,10 @@ def _canonicalize_floats(floats: Words) -> Words:
 
 def view_values(column: pa.Array, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
     """Return a numpy view of the values of a fixed-width column, without a copy. Do not write to the result."""
-    if not len(column):
+    n = len(column)
+    if not n:
         return np.empty(0, dtype)
-    found: np.ndarray[Any, Any] = np.frombuffer(column.buffers()[1], dtype, len(column), column.offset * dtype.itemsize)
+    found: np.ndarray[Any, Any] = np.frombuffer(column.buffers()[1], dtype, n, column.offset * dtype.itemsize)
     return found if found.flags.writeable else make_writable(found)
 
 
@@ -210,6 +225,7 @@ class RowHasher:
         self.secret, self.wide, self.names = secret.words, has_two_word_identities(schema), schema.names
         alone = len(schema) == 1 and is_word_type(schema.field(0).type)
         self.word = build_word_reader(schema.field(0).type) if alone else None
+        self.plan, self.ways = build_hash_plan(schema), [column_layout(field.type) for field in schema]
         self.absorb = [build_absorber(field.type, secret) for field in schema]
 
     def identify_rows(self, rows: Any) -> tuple[Words, Words]:
@@ -221,19 +237,16 @@ class RowHasher:
 
         If identities have one word, ``low`` is empty. O(n) per column.
         """
-        if n < self.least:
-            return self._compute_identities(columns, n)
-        spans = self.threads.cut_spans(n, self.cost)
-        found = self.threads.run_in_parallel(
-            lambda begin, end: self._compute_identities(slice_columns(columns, begin, end), end - begin), spans
-        )
-        high, low = map(np.concatenate, zip(*found, strict=True))
-        return high, low
-
-    def _compute_identities(self, columns: Sequence[pa.Array], n: int) -> tuple[Words, Words]:
+        if n >= self.least:
+            found = self._run_spans(RowHasher.compute_identities, columns, n)
+            high, low = map(np.concatenate, zip(*found, strict=True))
+            return high, low
         high = np.empty(n, np.uint64)
         if self.word is None:
             low = np.empty(n, np.uint64)
+            if n < SMALL and self.plan is not None:
+                self._hash_few_rows(columns, True, high, low)
+                return high, low
             kernels.finish_hashes(self._absorb_columns(columns, n), high, low)
             return high, low
         given, present = self.word(columns[0]), ALL_VALID
@@ -251,25 +264,37 @@ class RowHasher:
         For a single column of a word type, different values have different hashes. The odds that a null has the same
         hash as a value are 2**-64.
         """
-        if n < self.least:
-            return self._compute_value_hashes(columns, n)
-        spans = self.threads.cut_spans(n, self.cost)
-        found = self.threads.run_in_parallel(
-            lambda begin, end: self._compute_value_hashes(slice_columns(columns, begin, end), end - begin), spans
-        )
-        return np.concatenate(found)
-
-    def _compute_value_hashes(self, columns: Sequence[pa.Array], n: int) -> Words:
+        if n >= self.least:
+            return np.concatenate(self._run_spans(RowHasher.compute_value_hashes, columns, n))
         high = np.empty(n, np.uint64)
         if self.word is not None:
             kernels.mix_words(self.word(columns[0]), *self.secret, high)
             if columns[0].null_count:
-                high[unpack_validity(columns[0]) == 0] = self.secret[0] ^ np.uint64(0x9E3779B97F4A7C15)
+                high[unpack_validity(columns[0]) == 0] = self.secret[0] ^ np.uint64(kernels.NULL)
+        elif n < SMALL and self.plan is not None:
+            self._hash_few_rows(columns, False, high, NONE)
         elif columns:
             kernels.finish_hashes(self._absorb_columns(columns, n), high, NONE)
         else:
             high[:] = 0
         return high
+
+    def _run_spans(
+        self, compute: Callable[[RowHasher, Sequence[pa.Array], int], Any], columns: Sequence[pa.Array], n: int
+    ) -> list[Any]:
+        """Run a method of this class in parallel for spans of the rows."""
+        alone = copy(self)
+        alone.least = inf
+        spans = self.threads.cut_spans(n, self.cost)
+        return self.threads.run_in_parallel(
+            lambda begin, end: compute(alone, slice_columns(columns, begin, end), end - begin), spans
+        )
+
+    def _hash_few_rows(self, columns: Sequence[pa.Array], identities: bool, high: Words, low: Words) -> None:
+        """Hash all columns of few rows in one call of a kernel."""
+        assert self.plan is not None
+        addresses = find_addresses(columns, self.ways)[0]
+        kernels.hash_rows(addresses, self.plan, *self.secret, identities, high, low)
 
     def _absorb_columns(self, columns: Sequence[pa.Array], n: int) -> Words:
         state = np.empty((n, 4), np.uint64)
@@ -277,6 +302,32 @@ class RowHasher:
         for absorb, column in zip(self.absorb, columns, strict=True):
             absorb(state, column, unpack_validity(column) if column.null_count else ALL_VALID)
         return state
+
+
+def build_hash_plan(schema: pa.Schema, places: Sequence[str] | None = None) -> Ints | None:
+    """Build the plan with which `kernels.identity.hash_rows` hashes the columns of ``schema``, as int64[columns, 3].
+
+    ``places``: the names of the columns that have addresses, by default those of ``schema``. Return None if the kernel
+    cannot read a column.
+
+    >>> build_hash_plan(pa.schema({"k": pa.string(), "d": pa.date32()}), ["d", "k"]).tolist()
+    [[1, 4, 4], [0, 0, 4]]
+    """
+    plan = []
+    for at, field in enumerate(schema):
+        kind, (how, wide) = field.type, column_layout(field.type)
+        if how == BITS:
+            reads = kernels.BIT
+        elif how == BYTES:
+            reads = kernels.BYTES
+        elif not is_word_type(kind) or (pat.is_floating(kind) and wide != 8):
+            return None
+        elif pat.is_floating(kind):
+            reads = kernels.FLOAT
+        else:
+            reads = kernels.UNSIGNED if pat.is_unsigned_integer(kind) else kernels.SIGNED
+        plan.append((at if places is None else places.index(field.name), reads, wide))
+    return np.array(plan, np.int64).reshape(-1, 3)
 
 
 def slice_columns(columns: Sequence[pa.Array], begin: int, end: int) -> Sequence[pa.Array]:

@@ -14,22 +14,22 @@ of rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Sequence
-from typing import Any
+from collections.abc import Container, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from ddflow.columns.layout import (
     BITS,
-    BYTES,
     OTHER,
+    SMALL,
     WORDS,
     Array,
     Column,
     ColumnBuffers,
     ColumnLayouts,
-    buffer_address,
+    find_addresses,
     to_arrow_arrays,
 )
 from ddflow.columns.schema import column_arrays, to_batch
@@ -51,6 +51,8 @@ from ddflow.kernels.gather import (
 
 NEAR = 1 << 12
 """Two rows closer than this number of rows are probably in the same pages of memory."""
+DESCRIBED = 64
+"""The number of schemas whose columns a pool describes at most."""
 MOVED = 8
 """The approximate time to gather a value, in nanoseconds."""
 
@@ -66,11 +68,20 @@ class Rows:
     """
 
     __slots__ = ("_columns", "_given", "_table", "addresses", "held", "holes", "schema", "size")
+    _columns: list[pa.Array] | None
+    _given: Sequence[Column]
+    _table: pa.Table | pa.RecordBatch | None
+    addresses: Array
+    held: int
+    holes: int
+    schema: pa.Schema
+    size: int
 
     def __init__(self, table: pa.Table | pa.RecordBatch, filled: Container[str] = ()) -> None:
-        self._table: pa.Table | pa.RecordBatch | None = table
-        columns = table.columns if isinstance(table, pa.RecordBatch) else column_arrays(table)
-        self._set_columns(columns, ColumnLayouts.from_schema(table.schema), table.num_rows, filled)
+        made = Rows.from_columns(column_arrays(table), ColumnLayouts.from_schema(table.schema), table.num_rows, filled)
+        for slot in self.__slots__:
+            setattr(self, slot, getattr(made, slot))
+        self._table = table
 
     @classmethod
     def from_columns(
@@ -78,30 +89,15 @@ class Rows:
     ) -> Rows:
         """Make ``size`` rows from columns. Arrow arrays and a table are built on first use."""
         out = object.__new__(cls)
-        out._table = None
-        out._set_columns(columns, shape, size, filled)
+        out._table, out._given, out._columns = None, columns, None
+        out.schema, out.size = shape.schema, size
+        out.addresses, out.held, holes = find_addresses(columns, shape.ways)
+        if holes:
+            for i, name in enumerate(shape.names):
+                if name in filled:
+                    holes &= ~(1 << i)
+        out.holes = holes
         return out
-
-    def _set_columns(self, columns: Sequence[Column], shape: ColumnLayouts, size: int, filled: Container[str]) -> None:
-        self._given = columns
-        self._columns: list[pa.Array] | None = None
-        self.schema, self.size, self.holes, self.held = shape.schema, size, 0, 0
-        self.addresses = np.zeros((len(columns), 5), np.uint64)
-        for i, (column, name, (how, wide)) in enumerate(zip(columns, shape.names, shape.ways, strict=True)):
-            buffers, start = (
-                (column.buffers, 0) if isinstance(column, ColumnBuffers) else (column.buffers(), column.offset)
-            )
-            for buffer in buffers:
-                self.held += 0 if buffer is None else buffer.size
-            if column.null_count and name not in filled:
-                self.addresses[i, 0], self.addresses[i, 3] = buffer_address(buffers[0]), start
-                self.holes |= 1 << i
-            if how == BITS:
-                self.addresses[i, 4] = start
-            if how != OTHER and buffers[1] is not None:
-                self.addresses[i, 1] = buffers[1].address + start * wide
-            if how == BYTES and buffers[2] is not None:
-                self.addresses[i, 2] = buffers[2].address
 
     @property
     def columns(self) -> list[pa.Array]:
@@ -126,6 +122,17 @@ class Rows:
         return int(self.table.nbytes)
 
 
+class PooledColumn(NamedTuple):
+    """A column of a pool, with the facts that gathering needs: `column_layout` and the name, type and nullability."""
+
+    at: int
+    how: int
+    wide: int
+    nullable: bool
+    kind: pa.DataType
+    name: str
+
+
 class RowPool:
     """A pool of batches, to which references point by batch number. Kernels get the addresses of the buffers.
 
@@ -139,6 +146,7 @@ class RowPool:
         self.rows: list[Rows | None] = []
         self.threads, self.holes = ALONE, 0
         self.addresses = np.zeros((len(schema), 5, 16), np.uint64)
+        self._described: dict[int, tuple[Iterable[pa.Field], dict[str, PooledColumn]]] = {}
         for i, each in enumerate(rows):
             self.set_batch(i, each)
 
@@ -155,6 +163,22 @@ class RowPool:
             self.addresses[:, :, number] = rows.addresses
             self.holes |= rows.holes
 
+    def describe_columns(self, schema: Iterable[pa.Field]) -> dict[str, PooledColumn]:
+        """Describe the columns of the pool that ``schema`` names, by name. O(columns) for each schema, once."""
+        known = self._described.get(id(schema))
+        if known is None:
+            if len(self._described) > DESCRIBED:
+                self._described.clear()
+            # A view can have columns that the pool lacks, if no operator reads them.
+            known = schema, {field.name: self.describe_column(field) for field in schema if field.name in self.at}
+            self._described[id(schema)] = known  # with the schema, so that no other schema gets its id
+        return known[1]
+
+    def describe_column(self, field: pa.Field) -> PooledColumn:
+        """Describe one column of the pool."""
+        at = self.at[field.name]
+        return PooledColumn(at, *self.shape.ways[at], field.nullable, field.type, field.name)
+
     def copy(self) -> RowPool:
         """Copy the pool. Batches that are set later do not appear in the copy. O(columns * batches)."""
         out = object.__new__(RowPool)  # the copy module would slow down small steps
@@ -168,106 +192,6 @@ class RowPool:
         return out
 
 
-class RowView:
-    """A view of referenced rows of a pool. A column is gathered on first use, then cached.
-
-    ``references``: int64[n], as for `gather_table`. ``near``: a function that returns a column by name from a cheaper
-    source, or None. The view has those methods of a table that operators call.
-    """
-
-    def __init__(
-        self,
-        pool: RowPool,
-        references: Array,
-        schema: pa.Schema,
-        near: Callable[[str], pa.Array | None] | None = None,
-    ) -> None:
-        self.pool, self.references, self.schema, self.near = pool, references, schema, near
-        self._made: dict[str, pa.Array] = {}
-
-    @property
-    def num_rows(self) -> int:
-        """Number of rows."""
-        return int(self.references.size)
-
-    @property
-    def column_names(self) -> list[str]:
-        """The names of the columns."""
-        return list(self.schema.names)
-
-    @property
-    def columns(self) -> list[pa.Array]:
-        """All columns. O(n) each, once."""
-        return self.gather_by_name(self.schema.names)
-
-    def column(self, name: str) -> pa.Array:
-        """Gather one column. O(n), once."""
-        return self.gather_by_name([name])[0]
-
-    def gather_by_name(self, names: Sequence[str]) -> list[pa.Array]:
-        """Gather the named columns. O(n) each, once."""
-        made, near = self._made, self.near
-        missing: list[pa.Field] = []
-        for name in names:
-            if name not in made:
-                column = None if near is None else near(name)
-                if column is None:
-                    missing.append(self.schema.field(name))
-                else:
-                    made[name] = column
-        if missing:
-            for field, each in zip(missing, gather_buffers(self.pool, self.references, missing), strict=True):
-                made[field.name] = pa.Array.from_buffers(*each) if isinstance(each, ColumnBuffers) else each
-        return [made[name] for name in names]
-
-    def take(self, places: pa.Array) -> RowView:
-        """Take the rows at ``places``.
-
-        Columns that are already gathered are taken at once. All other columns are gathered on first use. O(places).
-        """
-        out = RowView(self.pool, self.references.take(np.asarray(places)), self.schema)
-        out._made = {name: column.take(places) for name, column in self._made.items()}
-        return out
-
-    def slice(self, begin: int, size: int) -> RowView:
-        """Slice ``size`` rows, starting at row ``begin``."""
-        return self.take(pa.array(np.arange(begin, begin + size)))
-
-    def select(self, names: Sequence[str]) -> pa.Table:
-        """Build a table of the named columns."""
-        return pa.table(self.gather_by_name(names), schema=pa.schema([self.schema.field(n) for n in names]))
-
-
-class RowSlice(RowView):
-    """A view of one row. Its columns are slices of the columns of the row's batch, so nothing is copied.
-
-    The view keeps the memory of the batch. It stays valid when the pool changes.
-
-    >>> pool = RowPool(pa.schema({"n": pa.int64()}), [Rows(pa.table({"n": [7, 8]}))])
-    >>> RowSlice(pool, np.array([1]), pool.schema).to_dict(["n"])
-    {'n': 8}
-    """
-
-    def __init__(self, pool: RowPool, references: Array, schema: pa.Schema) -> None:
-        super().__init__(pool, references, schema)
-        reference = int(references[0])
-        rows = pool.rows[reference >> SLOT & SLOTS]
-        assert rows is not None, f"reference {reference} points at a batch that is gone"
-        self._batch, self._row, self._at = rows.columns, reference & ROWS, pool.at
-
-    def gather_by_name(self, names: Sequence[str]) -> list[pa.Array]:
-        """Slice the named columns. O(1) each."""
-        return [self._batch[self._at[name]].slice(self._row, 1) for name in names]
-
-    def take(self, places: pa.Array) -> Any:
-        """Copy the row as often as ``places`` has its place. O(places) for each column."""
-        return self.select(self.schema.names).take(places)
-
-    def to_dict(self, names: Iterable[str]) -> dict[str, Any]:
-        """Convert the named columns to Python values, by name."""
-        return {name: self._batch[self._at[name]][self._row].as_py() for name in names}
-
-
 def gather_table(pool: RowPool, references: Array, schema: pa.Schema) -> pa.Table:
     """Gather the rows at ``references``, in their order.
 
@@ -275,11 +199,6 @@ def gather_table(pool: RowPool, references: Array, schema: pa.Schema) -> pa.Tabl
     ``schema``: the columns to gather. Raises `TooLarge` if a 32-bit text column would exceed 2 GiB. O(n) per column.
     """
     return pa.Table.from_arrays(gather_arrays(pool, references, schema), schema=schema)
-
-
-def gather_or_slice(pool: RowPool, references: Array, schema: pa.Schema) -> Any:
-    """Gather rows like `gather_table`, but return a single row as a `RowSlice`."""
-    return RowSlice(pool, references, schema) if references.size == 1 else gather_table(pool, references, schema)
 
 
 def gather_arrays(pool: RowPool, references: Array, fields: Iterable[pa.Field]) -> list[pa.Array]:
@@ -294,19 +213,22 @@ def gather_column(pool: RowPool, references: Array, field: pa.Field) -> pa.Array
 
 def gather_buffers(pool: RowPool, references: Array, fields: Iterable[pa.Field]) -> list[Column]:
     """Gather rows of the columns in ``fields``, like `gather_table`, but return columns for `Rows.from_columns`."""
+    return gather_columns_of_pool(pool, references, [pool.describe_column(field) for field in fields])
+
+
+def gather_columns_of_pool(pool: RowPool, references: Array, wanted: Iterable[PooledColumn]) -> list[Column]:
+    """Gather rows of the columns ``wanted``, like `gather_buffers`."""
     columns: list[Column] = []
     plan: list[tuple[int, int, int, int]] = []
     read: list[pa.Buffer] = []
-    n, addresses, ways, order = references.size, pool.addresses, pool.shape.ways, None
-    for field in fields:
-        at = pool.at[field.name]
-        how, wide = ways[at]
+    n, addresses, holes, order = references.size, pool.addresses, pool.holes, None
+    for at, how, wide, nullable, kind, name in wanted:
         # numpy allocates from the system's heap, which keeps memory freed by earlier steps.
-        bases, validity, nulls = addresses[at], None, 0
+        validity, nulls = None, 0
         if how == OTHER:
-            columns.append(_take_by_arrow(pool.rows, references, at, field.type))
+            columns.append(_take_by_arrow(pool.rows, references, at, kind))
             continue
-        if field.nullable and pool.holes >> at & 1 and bases[0].any():
+        if nullable and holes >> at & 1 and (bases := addresses[at])[0].any():
             bits = np.empty((n + 7) // 8, np.uint8)
             nulls = gather_bits(references, bases[0], bases[3].view(np.int64), bits)
             validity = pa.py_buffer(bits)
@@ -316,30 +238,32 @@ def gather_buffers(pool: RowPool, references: Array, fields: Iterable[pa.Field])
             buffers = [validity, moved]
         elif how == BITS:
             values = np.empty((n + 7) // 8, np.uint8)
-            gather_bits(references, bases[1], bases[4].view(np.int64), values)
+            gather_bits(references, addresses[at, 1], addresses[at, 4].view(np.int64), values)
             buffers = [validity, pa.py_buffer(values)]
         else:
             ends = np.empty(n + 1, np.int64)
             if order is None and n >= MANY and _are_scattered(references):
                 order = _plan_block_gather(pool.rows, references)
+            bases = addresses[at]
             if order is None:
-                moved = _allocate_text(gather_offsets(references, bases[1], np.int64(wide), ends), wide, field.name)
+                moved = _allocate_text(gather_offsets(references, bases[1], np.int64(wide), ends), wide, name)
                 read.append(pa.py_buffer(ends))
                 plan.append((at, wide, moved.address, read[-1].address))
             else:
                 size = gather_offsets_by_blocks(order, bases[1], np.int64(wide), np.empty(n, np.int32), ends)
-                moved, scratch = _allocate_text(size, wide, field.name), np.empty(size, np.uint8)
+                moved, scratch = _allocate_text(size, wide, name), np.empty(size, np.uint8)
                 places = np.uint64(scratch.ctypes.data), np.uint64(moved.address)
                 gather_bytes_by_blocks(order, bases[1], bases[2], np.int64(wide), ends, *places)
             buffers = [validity, pa.py_buffer(ends if wide == 8 else ends.astype(np.int32)), moved]
-        columns.append(ColumnBuffers(field.type, n, buffers, nulls))
+        columns.append(tuple.__new__(ColumnBuffers, (kind, n, buffers, nulls)))
     if plan:
         todo = np.array(plan, np.uint64)
-
-        def work(begin: int, end: int) -> None:
-            gather_columns(references[begin:end], addresses, todo, begin)
-
-        pool.threads.run_spans(n, work, MOVED * len(plan))
+        if n < SMALL:
+            gather_columns(references, addresses, todo, 0)
+        else:
+            pool.threads.run_spans(
+                n, lambda begin, end: gather_columns(references[begin:end], addresses, todo, begin), MOVED * len(plan)
+            )
     return columns
 
 
@@ -400,13 +324,6 @@ def _take_by_arrow(pool: Sequence[Rows | None], references: Array, at: int, kind
     return pa.concat_arrays(parts).take(pa.array(place))
 
 
-def make_row_dict(rows: Any, names: Iterable[str]) -> dict[str, Any]:
-    """Convert the named columns of the first row of a table or view to Python values, by name."""
-    if isinstance(rows, RowSlice):
-        return rows.to_dict(names)
-    return {name: rows.column(name)[0].as_py() for name in names}
-
-
 def row_values(rows: pa.Table | pa.RecordBatch, row: int) -> dict[str, Any]:
     """Convert one row to Python values for an error message.
 
@@ -420,73 +337,6 @@ def row_values(rows: pa.Table | pa.RecordBatch, row: int) -> dict[str, Any]:
         except (OverflowError, ValueError):
             out[name] = getattr(scalar, "value", f"a {scalar.type}")
     return out
-
-
-Chosen = tuple[str, int, str]
-"""A column of a join's result: the name there, the number of the side that it comes from, and the name on that side."""
-
-
-class PairedRows:
-    """The result of a join: rows of two collections side by side. A column is gathered on first use.
-
-    Row i of the result combines row i of both sides. Like `RowView`, the class has those methods of a table that
-    operators call.
-
-    ``sides``: views with equal numbers of rows. ``columns``: the columns chosen from the sides.
-
-    >>> import numpy as np, pyarrow as pa
-    >>> cities, names = (pa.table({"of": column}) for column in (["Bern", "Basel"], ["Ann", "Bo"]))
-    >>> given = (cities, np.array([1, 1])), (names, np.array([0, 1]))
-    >>> views = [RowView(RowPool(table.schema, [Rows(table)]), at, table.schema) for table, at in given]
-    >>> pairs = PairedRows(views, [("city", 0, "of"), ("name", 1, "of")])
-    >>> pairs.take(pa.array([1])).select(["name", "city"]).to_pylist()
-    [{'name': 'Bo', 'city': 'Basel'}]
-    """
-
-    def __init__(self, sides: Sequence[RowView], columns: Sequence[Chosen]) -> None:
-        self.sides, self.given = list(sides), list(columns)
-        self.at = {name: (side, of) for name, side, of in columns}
-        self.schema = pa.schema([self.sides[side].schema.field(of).with_name(name) for name, side, of in columns])
-
-    @property
-    def num_rows(self) -> int:
-        """Number of rows."""
-        return self.sides[0].num_rows
-
-    @property
-    def column_names(self) -> list[str]:
-        """The names of the columns."""
-        return list(self.schema.names)
-
-    @property
-    def columns(self) -> list[pa.Array]:
-        """All columns. O(n) each, once."""
-        return self.gather_by_name(self.schema.names)
-
-    def column(self, name: str) -> pa.Array:
-        """Gather one column. O(n), once."""
-        return self.gather_by_name([name])[0]
-
-    def gather_by_name(self, names: Sequence[str]) -> list[pa.Array]:
-        """Gather the named columns. O(n) each, once."""
-        read = [[of for side, of in map(self.at.__getitem__, names) if side == each] for each in range(len(self.sides))]
-        found = [iter(view.gather_by_name(some)) for view, some in zip(self.sides, read, strict=True)]
-        return [next(found[self.at[name][0]]) for name in names]
-
-    def take(self, places: pa.Array) -> PairedRows:
-        """Take the rows at ``places``.
-
-        Columns that are already gathered are taken at once. All other columns are gathered on first use. O(places).
-        """
-        return PairedRows([view.take(places) for view in self.sides], self.given)
-
-    def slice(self, begin: int, size: int) -> PairedRows:
-        """Slice ``size`` rows, starting at row ``begin``."""
-        return self.take(pa.array(np.arange(begin, begin + size)))
-
-    def select(self, names: Sequence[str]) -> pa.Table:
-        """Build a table of the named columns."""
-        return pa.table(self.gather_by_name(names), schema=pa.schema([self.schema.field(name) for name in names]))
 
 
 def take_rows(table: pa.Table, rows: Array, size: int = 1 << 16) -> pa.Table:

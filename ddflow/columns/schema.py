@@ -484,10 +484,10 @@ def column_arrays(rows: Any, names: Sequence[str] | None = None) -> list[pa.Arra
     ``names``: the columns to return, by default all.
     """
     columns: Any
-    if isinstance(rows, pa.Table | pa.RecordBatch):
-        columns = rows.columns if names is None else map(rows.column, names)
-    else:
-        columns = rows.columns if names is None else rows.gather_by_name(names)
+    if not isinstance(rows, (pa.Table, pa.RecordBatch)):  # a union of types would be made anew for each call
+        held: list[pa.Array] = rows.columns if names is None else rows.gather_by_name(names)
+        return held
+    columns = rows.columns if names is None else map(rows.column, names)
     return [to_array(column) if isinstance(column, pa.ChunkedArray) else column for column in columns]
 
 

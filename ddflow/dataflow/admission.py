@@ -119,6 +119,7 @@ class InputValidator:
         self.texts = [at for at in doubted if is_text(bound.schema.field(at).type)]
         self.doubted = [at for at in doubted if at not in self.texts]
         """The columns, except those in `texts`, that can have values which do not fit the type of the column."""
+        self.names = bound.schema.names
         self.certain = [field.name for field in bound.schema if not field.nullable]
         self.spelled = INTERVAL in bound.schema.types
         """Whether a column's type can represent equal values in several ways, so that values must be normalized."""
@@ -232,9 +233,11 @@ class InputValidator:
         """
         schema = self.bound.schema
         table = given if isinstance(given, pa.Table) else to_table(given, self.what, schema, self.bound.guessed)
-        self.columns = table.column_names
-        batches = table.to_batches() if table.schema.equals(schema) and not self.spelled else []
-        if len(batches) == 1 and not [x for x in self.certain if batches[0].column(x).null_count]:
+        if table.schema.equals(schema):
+            self.columns, batches = self.names, [] if self.spelled else table.to_batches()
+        else:
+            self.columns, batches = table.column_names, []
+        if len(batches) == 1 and not (self.certain and [x for x in self.certain if batches[0].column(x).null_count]):
             batch = batches[0]
             try:
                 for at in self.texts:  # inlined, because function calls slow down small steps
@@ -276,7 +279,7 @@ class InputValidator:
             look(rows)
         n, first = rows.num_rows, self.arrived + before
         arrival = np.arange(first, first + n)
-        keyless = self._mark_bad_rows(rows, where)
+        keyless = self._mark_bad_rows(rows, where) if self.key or self.marks else None
         if time is None:
             times, least, ascending = self._read_times(rows, keyless, where)
         else:

@@ -12,7 +12,7 @@ O(released events), even if the pending events exceed memory. `checkpoint_batche
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, cast
 
 import pyarrow as pa
 
@@ -85,10 +85,11 @@ class Batcher:
     def copy_with_events(self, run: Events) -> Batcher:
         """Copy the batcher, and add events to the copy. The copy shares the runs of the original.
 
-        `copy_with_events` costs O(runs) more than `add`.
+        ``run``: events that are sorted by time. `copy_with_events` costs O(runs) more than `add`.
         """
-        both = self.copy()
-        both.add(run)
+        both = Batcher(self.runs.copy(), self.pending + run.times.size)
+        if run.times.size:
+            both.runs.push(PendingRun.from_events(run))
         return both
 
     def peek(self, upper: int) -> Events | None:
@@ -98,8 +99,13 @@ class Batcher:
         is cached for a `seal` with the same ``upper``. A call of any other method clears the cache.
         """
         if self._peeked is None or self._peeked[0] != upper:
-            parts = [run.slice_events(run.find_first_event_at(upper)) for run in self.runs.list_runs_before(upper)]
-            self._peeked = (upper, merge_events(parts) if parts else None)
+            runs, events = self.runs.list_runs_before(upper), cast("Events | None", None)
+            if len(runs) == 1:
+                events = runs[0].slice_events(runs[0].find_first_event_at(upper))
+            else:
+                parts = [run.slice_events(run.find_first_event_at(upper)) for run in runs]
+                events = merge_events(parts) if parts else None
+            self._peeked = (upper, events)
         return self._peeked[1]
 
     def seal(self, upper: int) -> Events | None:
@@ -135,8 +141,7 @@ class Batcher:
         O(runs that have events to drop).
         """
         self._peeked = None
-        number = sum(run.find_first_event_at(upper) - run.begin for run in self.runs.list_runs_before(upper))
-        self.runs.drop_events_before(upper)
+        number = self.runs.drop_events_before(upper)
         self.pending -= number
         return number
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Final, cast
 
@@ -30,12 +30,6 @@ WHY: Final = {
     "interrupted": "a step was interrupted while it changed the state",
     "failed": "a commit failed, so the content of the state is unknown until you open it again",
 }
-
-FOREIGN: Final = suppress(RuntimeError)
-"""A context that suppresses the error when a forked child process releases a lock of another thread.
-
-The context is created only once, because each step uses this context.
-"""
 
 
 class CallGuard:
@@ -62,34 +56,38 @@ class CallGuard:
 
     def lock_in_any_state(self, what: str) -> CallGuard:
         """Take the writer's lock, whatever the state of the engine. Raises `ConcurrentUse`."""
-        return self._acquire_writer_locks(what, self.is_owner_process)
+        return self.lock_for_write(what, any_state=True)
 
-    def _acquire_writer_locks(self, what: str, here: bool) -> CallGuard:
-        if self._runner and self._runner != threading.get_ident():
+    def lock_for_write(self, what: str, *, any_state: bool = False) -> CallGuard:
+        """Take the writer's lock if the engine is open. ``any_state``: take it whatever the state of the engine.
+
+        Raises `ConcurrentUse`. Raises `EngineClosed` if the engine is closed or this process is a forked child.
+        """
+        here = os.getpid() == self._process
+        if not here and not any_state:
+            self._check_process(what)
+        me = threading.get_ident()
+        if self._runner and self._runner != me:
             raise ConcurrentUse(
                 what, "a run on another thread writes to this engine", "end the run first: engine.stop()"
             )
         if not self._calls.acquire(blocking=False):
             raise ConcurrentUse(what, "another call writes to this engine", "use one engine for each thread, or a lock")
         try:
-            self._wait_for_lock(here)
+            if not here:  # the thread that holds the turn may not exist in a forked child
+                self._turn.acquire(blocking=False)
+            else:
+                with self._gate:
+                    self._turn.acquire()
+                    self._owner = me
         except BaseException:
             self._release_writer_locks()
             raise
+        if self.state != "open" and not any_state:
+            self.untold = None
+            self._release_writer_locks()
+            self._check_open(what)
         return self
-
-    def _wait_for_lock(self, here: bool = True) -> None:
-        """Wait for the lock.
-
-        In a forked child, take the lock only if it is free, because the thread that holds it may not exist in the
-        child.
-        """
-        if not here:
-            self._turn.acquire(blocking=False)
-            return
-        with self._gate:
-            self._turn.acquire()
-            self._owner = threading.get_ident()
 
     @contextmanager
     def lock_for_background(self) -> Iterator[bool]:
@@ -114,7 +112,9 @@ class CallGuard:
         if nested and (self.state == "interrupted" or not nests):
             raise ConcurrentUse(what, "another call on this thread is running", "repeat it when that call has returned")
         if not nested:
-            self._wait_for_lock()
+            with self._gate:
+                self._turn.acquire()
+                self._owner = threading.get_ident()
         try:
             if not closed:
                 self._check_open(what)
@@ -155,20 +155,6 @@ class CallGuard:
             if taken:
                 self._runs.release()
 
-    def lock_for_write(self, what: str) -> CallGuard:
-        """Take the writer's lock if the engine is open.
-
-        Raises `ConcurrentUse`. Raises `EngineClosed` if the engine is closed or this process is a forked child.
-        """
-        if os.getpid() != self._process:
-            self._check_process(what)
-        self._acquire_writer_locks(what, True)
-        if self.state != "open":
-            self.untold = None
-            self._release_writer_locks()
-            self._check_open(what)
-        return self
-
     def _check_process(self, what: str) -> None:
         if not self.is_owner_process:
             raise EngineClosed(
@@ -189,8 +175,10 @@ class CallGuard:
     def _release_lock(self) -> None:
         if self._owner == threading.get_ident():
             self._owner = 0
-        with FOREIGN:
+        try:  # noqa: SIM105, because a context manager costs two calls
             self._turn.release()
+        except RuntimeError:  # a forked child releases a lock of another thread
+            pass
 
     def __enter__(self) -> None:
         """Do nothing, because `lock_for_write` has already taken the lock."""
@@ -199,7 +187,7 @@ class CallGuard:
         """Release the lock, and replace a `MemoryError` by `OutOfMemory`."""
         self._release_lock()
         self._calls.release()
-        if isinstance(error, MemoryError) and not isinstance(error, DdflowError):
+        if error is not None and isinstance(error, MemoryError) and not isinstance(error, DdflowError):
             raise self.build_memory_error(error) from error
 
     def build_memory_error(self, error: MemoryError) -> OutOfMemory:

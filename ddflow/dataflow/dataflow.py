@@ -97,6 +97,8 @@ class Dataflow:
         self.secret, self.lists, self.retain = graph.secret, lists, retain
         self.holds_back, self.time_type = flow.holds_back, flow.time_type
         self.guard, self.holds, self.recent = CallGuard(), HistoryHolds(), RecentSteps()
+        self.buffer: UpdateBuffer | None = None
+        """The buffer of the last step."""
         self.taken = "open"
         """The value that `CallGuard.state` gets after a step.
 
@@ -149,7 +151,10 @@ class Dataflow:
         """
         if self.budget.home is not None:
             spill_to_fit_budget(self.budget, self.graph, self.batchers)
-        return {name: self._ingest_input(name, rows, time, looks.get(name, ())) for name, rows in inputs.items()}
+        out = {}
+        for name, rows in inputs.items():
+            out[name] = self._ingest_input(name, rows, time, looks.get(name, ()))
+        return out
 
     def _ingest_input(self, name: str, rows: Any, time: int | None, looks: Sequence[Look]) -> IngestedRows:
         """Admit the rows of one input."""
@@ -158,6 +163,9 @@ class Dataflow:
         inflow = IngestedRows(admission, batcher, DecodeProgress(admission.table), self.frontier, time, budget)
         inflow.listed = [] if self.lists else None
         try:
+            if admission.format is None and budget.scratch is None:
+                inflow.ingest_rows(rows, looks)
+                return inflow
             for portion in split_rows(rows, admission, budget.piece // 2) if budget.can_spill else (rows,):
                 for part in admission.decode(portion, inflow.read):
                     if part.truncate is not None:
@@ -190,13 +198,15 @@ class Dataflow:
             to = compute_lateness_frontier(self.admissions, inflows)
         if to > self.frontier:
             return self.advance(inflows, to)
-        self.check_budget(None, inflows)
         return self.apply_step(inflows, None, self.frontier, self.last)
 
     def advance(self, inflows: Mapping[str, IngestedRows], to: int) -> Step:
         """Close the times before ``to``. Raises `TimeWentBack` if ``to`` is below the frontier."""
-        advance_frontier(self.frontier, to, self.time_type)
-        batchers = self.batchers | {name: each.batcher for name, each in inflows.items() if each.batcher is not None}
+        if to < self.frontier:
+            advance_frontier(self.frontier, to, self.time_type)
+        batchers = self.batchers
+        if inflows:
+            batchers = batchers | {name: each.batcher for name, each in inflows.items() if each.batcher is not None}
         with EventRelease(to, batchers, self.graph.inputs, self.budget) as released:
             last = to - 1
             if to == CLOSED:
@@ -266,7 +276,7 @@ class Dataflow:
     def compute_since(self, last: int) -> int:
         """Return the value of ``since`` after the step that closes the time ``last``."""
         since = last - self.retain if last > NEVER + self.retain else NEVER
-        self.claimed = self.holds.find_least_time()
+        self.claimed = self.holds.find_least_time() if self.holds.used else CLOSED
         return max(self.since, min(since, self.claimed))
 
     def compute_step(self, released: Mapping[str, ReleasedEvents], last: int) -> ComputedStep:
@@ -285,7 +295,9 @@ class Dataflow:
             released = self.graph.add_expiry_deletes(
                 released, last, budget.compute_max_rows(64) if budget.can_spill else None
             )
-        buffer = UpdateBuffer(budget.scratch, budget.buffered, budget.home)
+        buffer = self.buffer
+        if budget.scratch is not None or buffer is None:
+            self.buffer = buffer = UpdateBuffer(budget.scratch, budget.buffered, budget.home)
         looks = observe if self.lists or self.sides else None
         computation = self.computation(self.graph, released, since, buffer, looks)
         if computation.many:
@@ -309,10 +321,15 @@ class Dataflow:
         self, inflows: Mapping[str, IngestedRows], computed: ComputedStep | None, frontier: int, last: int
     ) -> Step:
         """Apply a computed step. Only `check_budget` can refuse the step, before any change."""
-        self.check_budget(computed, inflows)
+        if self.budget.memory is not None:
+            self.check_budget(computed, inflows)
         counts: dict[str, int] = {}
         if computed is not None and computed.counts:
-            counts = dict(zip(NAMES, sum(computed.counts.values(), NOTHING).tolist(), strict=True))
+            every = [*computed.counts.values()]
+            total = every[0] if len(every) == 1 else sum(every, NOTHING)
+            for name, n in zip(NAMES, total.tolist(), strict=True):
+                if n:
+                    counts[name] = n
         self.guard.state = "interrupted"
         for name, inflow in inflows.items():
             if inflow.counts:
@@ -328,9 +345,14 @@ class Dataflow:
             self.graph.apply_computed_step(computed, frontier)
             self.before = CLOSED if self.owed else self.last
             self.frontier, self.last, self.since = frontier, last, computed.since
-        add_to_counts(self.totals, counts)
-        pending = self.pending_count if self.holds_back else 0
-        arrived = sum([admission.arrived for admission in self.admissions.values()])
+        if counts:
+            add_to_counts(self.totals, counts)
+        pending = arrived = 0
+        if self.holds_back:
+            for batcher in self.batchers.values():
+                pending += batcher.pending
+        for admission in self.admissions.values():
+            arrived += admission.arrived
         assert arrived == count_resolved_events(self.totals) + pending, "events in are not resolved + pending"
         if self.budget.home is not None:
             with suppress(SpillFull, SpillFailed, StorageFull, StorageFailed):

@@ -27,7 +27,7 @@ import pyarrow as pa
 
 from ddflow.columns.hashing import NONE, Ints, RowHasher, Secret
 from ddflow.columns.row_match import RowMatcher
-from ddflow.columns.rows import RowSlice
+from ddflow.columns.row_views import HeldRows, RowSlice
 from ddflow.columns.schema import column_arrays, empty_table
 from ddflow.columns.threads import ALONE, Threads
 from ddflow.errors import CommandFix, ErrorText, Option, PlanChanged
@@ -68,14 +68,18 @@ class ReleasedEvents(NamedTuple):
     @classmethod
     def from_parts(cls, *parts: Events | None) -> Self:
         """Join all events into a single piece."""
-        events = merge_events([part for part in parts if part]) if len(parts) > 1 else next(iter(parts), None)
+        if len(parts) == 1:
+            events = parts[0]
+        else:
+            events = merge_events([part for part in parts if part]) if parts else None
         if events is None or not events.times.size:
             return cls(0, ints(), ())
         times = events.times
         if times[0] == times[-1]:
-            return cls(times.size, times[:1].copy(), [events])  # a copy, because the times may be in a mapped file
-        first = np.flatnonzero(times[1:] != times[:-1])
-        return cls(times.size, np.concatenate([times[:1], times[1:][first]]), [events])
+            first = times[:1].copy()  # a copy, because the times may be in a mapped file
+            return tuple.__new__(cls, (times.size, first, [events]))
+        later = np.flatnonzero(times[1:] != times[:-1])
+        return cls(times.size, np.concatenate([times[:1], times[1:][later]]), [events])
 
 
 @dataclass
@@ -138,6 +142,13 @@ class Graph:
 
         Rows with equal values in these columns must be in one piece.
         """
+        self.followers = {node: self._list_followers(node) for node in self.nodes}
+        """For each collection, the collections that are computed piece by piece from its pieces, directly or not.
+
+        Each collection comes after its inputs.
+        """
+        self.nothing = {node: HeldRows([pa.nulls(0, f.type) for f in each], each) for node, each in self.needed.items()}
+        """For each collection, no rows."""
         self.spent: dict[Collection, int] = {}
         """For each collection, the nanoseconds spent on computing the collection and its outputs."""
         self.shown = {node: node.updates_schema(self.time_type) for node in plan.outputs.values()}
@@ -149,6 +160,13 @@ class Graph:
         """
         self.lookups: dict[tuple[str, ...], RowLookup] = {}
         """Each `RowLookup` that was used, by the name of its collection and the names of its columns."""
+
+    def _list_followers(self, node: Collection) -> list[Collection]:
+        found = [node]
+        for each in self.nodes:
+            if each.inputs and each not in self.exchange and each.inputs[0] in found:
+                found.append(each)
+        return found[1:]
 
     def _name_stateful_nodes(self) -> dict[str, ReadableNode]:
         """Return the inputs and operators that hold state, as a mapping from readable names."""
@@ -195,7 +213,7 @@ class Graph:
             changes = computed.changes.get(name, ())
             if input.expiring is not None and name in computed.expiry:
                 input.expiring.record_changes(changes, computed.expiry[name])
-            input.output_arrangement.apply_changes(changes, upper, computed.since)
+            input.arrangements[0].apply_changes(changes, upper, computed.since)
         for node, each in self.keeping.items():
             each.apply(computed.kept.get(node, ()), upper, computed.since)
 

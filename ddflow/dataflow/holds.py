@@ -62,11 +62,14 @@ class HistoryHolds:
         self._held: SortedList = SortedList()
         self._left: deque[HistoryHold] = deque()
         self._lock, self._numbers = threading.Lock(), itertools.count()
+        self.used = False
+        """Whether there ever was a hold."""
 
     def add_hold(self, time: int) -> HistoryHold:
         """Add a hold at ``time``. O(log n) expected."""
         hold = HistoryHold(time, next(self._numbers))
         with self._lock:
+            self.used = True
             self._held.add(hold.sort_key)
         return hold
 

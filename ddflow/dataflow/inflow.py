@@ -73,11 +73,12 @@ class IngestedRows:
     def ingest_rows(self, given: Any, looks: Sequence[Look] = (), where: Where | None = None) -> None:
         """Admit rows and enqueue their events. Raises the errors of `InputValidator.validate_rows` and `enqueue`."""
         events, refused = self.admission.validate_rows(given, self.frontier, self.time, self.rows, looks, where)
-        self.rows += events.times.size
-        if events.times.size:
+        n = events.times.size
+        if n:
+            self.rows += n
             advanced = events.original is not events.times
             self.greatest = max(self.greatest, int(events.original.max() if advanced else events.times[-1]))
-        self.enqueue(events)
+            self.enqueue(events)
         if refused is not None:
             self.rows += refused.codes.size
             add_to_counts(self.counts, refused.counts_by_verdict)
@@ -88,7 +89,7 @@ class IngestedRows:
             self.listed.append(build_refused_verdicts(self.admission.bound, refused or none))
 
     def enqueue(self, events: Events) -> None:
-        """Add events. If the pending events exceed their share of the budget, spill pending events to files.
+        """Add one or more events. If the pending events exceed their share of the budget, spill some of them to files.
 
         Raises `SpillFull`, `SpillFailed`.
         """
@@ -97,7 +98,7 @@ class IngestedRows:
             self.batcher = self.batcher.copy_with_events(events)
             if budget.home is not None and self.batcher.nbytes > budget.pending:
                 self.batcher.spill(budget.home, budget.pending // 2, budget.chunk)
-        elif events.times.size:
+        else:
             self.chunks.append(events)
 
     @property
@@ -172,7 +173,7 @@ def map_rows_to_inputs(inputs: Any, known: Mapping[str, InputValidator]) -> Mapp
     each column. O(number of inputs and of their columns). Raises `NotArrow` or `SchemaMismatch` if it is unclear which
     input the rows belong to.
     """
-    if isinstance(inputs, Mapping):
+    if isinstance(inputs, (dict, Mapping)):  # the check of the abstract class is slow
         if inputs.keys() <= known.keys():
             return inputs
         only = next(iter(known.values()))

@@ -36,10 +36,11 @@ class PendingRun:
 
     ``bytes_resident``: the bytes of memory of the run, 0 if spilled. ``file``: its spill file, or None. ``final``:
     whether later merges skip the run. ``least``, ``greatest``: the times of the first and the last pending event.
-    ``stored``: the file to which a commit wrote all ``events``.
+    ``size_class``: the size class, or 0 for a run that is never merged. ``stored``: the file to which a commit wrote
+    all ``events``.
     """
 
-    __slots__ = ("begin", "bytes_resident", "events", "file", "final", "greatest", "least", "stored")
+    __slots__ = ("begin", "bytes_resident", "events", "file", "final", "greatest", "least", "size_class", "stored")
 
     def __init__(
         self,
@@ -52,14 +53,19 @@ class PendingRun:
     ) -> None:
         self.events, self.begin, self.bytes_resident, self.file, self.final = events, begin, bytes_resident, file, final
         self.stored = stored or file
-        self.least, self.greatest = int(events.times[begin]), int(events.times[-1])
+        times = events.times
+        self.least, self.greatest = int(times[begin]), int(times[-1])
+        # inlined `compute_size_class`, because each event of a small step passes here
+        self.size_class = 0 if final or bytes_resident >= LARGE else (bytes_resident.bit_length() + 3) // 4
 
     @classmethod
     def from_events(cls, events: Events, final: bool = False) -> PendingRun:
         """Make a run of one or more events in memory, without a copy. O(columns)."""
         # If the buffers are large, compute the exact size, because the events may be a small slice of a large batch.
-        rows = int(events.rows.get_total_buffer_size())
-        bytes_resident = (rows if rows <= SMALL else int(events.rows.nbytes)) + events.bookkeeping_bytes
+        rows, times = events.rows.get_total_buffer_size(), events.times
+        bytes_resident = (rows if rows <= SMALL else int(events.rows.nbytes)) + 2 * times.nbytes
+        if events.original is not times:
+            bytes_resident += times.nbytes
         return cls(events, 0, bytes_resident, None, final)
 
     @classmethod
@@ -207,12 +213,13 @@ class PendingRuns:
 
     __slots__ = ("by_least", "bytes_resident", "classes", "fresh", "mapped")
 
-    def __init__(self) -> None:
-        self.by_least: list[PendingRun] = []
-        self.bytes_resident = self.mapped = 0
-        self.classes: dict[int, tuple[int, int]] = {}
+    def __init__(self, of: PendingRuns | None = None) -> None:
+        self.by_least: list[PendingRun] = [] if of is None else of.by_least.copy()
+        self.bytes_resident: int = 0 if of is None else of.bytes_resident
+        self.mapped: int = 0 if of is None else of.mapped
+        self.classes: dict[int, tuple[int, int]] = {} if of is None else of.classes.copy()
         """For each size class, the number of runs that can still be merged, and their bytes."""
-        self.fresh: PendingRun | None = None
+        self.fresh: PendingRun | None = None if of is None else of.fresh
         """The last pushed run, whose events are still in the caller's memory."""
 
     def copy(self) -> PendingRuns:
@@ -221,10 +228,7 @@ class PendingRuns:
         Later changes to the copy do not affect the original, and later changes to the original do not affect the copy.
         O(runs).
         """
-        out = PendingRuns()
-        out.by_least, out.classes = self.by_least.copy(), self.classes.copy()
-        out.bytes_resident, out.mapped, out.fresh = self.bytes_resident, self.mapped, self.fresh
-        return out
+        return PendingRuns(self)
 
     def push(self, run: PendingRun) -> None:
         """Add a new run whose events are in the caller's memory.
@@ -241,33 +245,48 @@ class PendingRuns:
 
         O(log runs), plus amortised O(log n) for each event.
         """
-        insort(self.by_least, run, key=LEAST)
+        if self.by_least:
+            insort(self.by_least, run, key=LEAST)
+        else:
+            self.by_least.append(run)
         self._update_totals(run, 1)
-        number, bytes_resident = self.classes.get(of := compute_run_size_class(run), (0, 0))
+        number, bytes_resident = self.classes.get(of := run.size_class, (0, 0))
         if number >= FAN or (number > 1 and bytes_resident >= LARGE):
             self.replace_runs(due := self.list_runs_of_size_class(of), merge_runs(due))
 
     def list_runs_before(self, upper: int) -> list[PendingRun]:
         """List the runs that have an event with a time before ``upper``. O(log runs + number of listed runs)."""
-        return self.by_least[: bisect_left(self.by_least, upper, key=LEAST)]
+        every = self.by_least
+        if not every or every[-1].least < upper:
+            return every.copy()
+        return every[: bisect_left(every, upper, key=LEAST)]
 
-    def drop_events_before(self, upper: int) -> None:
-        """Drop the events with times before ``upper``.
+    def drop_events_before(self, upper: int) -> int:
+        """Drop the events with times before ``upper``, and return the number of dropped events.
 
         If the rest of a run wastes memory, copy the events of this rest. O(runs that have events to drop).
         """
+        every, dropped = self.by_least, 0
+        if len(every) == 1 and every[0].greatest < upper:  # the usual case in a small step
+            dropped = every[0].events.times.size - every[0].begin
+            self.bytes_resident = self.mapped = 0
+            self.by_least, self.classes, self.fresh = [], {}, None
+            return dropped
         gone = self.list_runs_before(upper)
         del self.by_least[: len(gone)]
         for run in gone:
             self._update_totals(run, -1)
         for run in gone:
-            rest = run.slice_remainder(run.find_first_event_at(upper))
+            end = run.find_first_event_at(upper)
+            dropped += end - run.begin
+            rest = run.slice_remainder(end)
             copied = rest is not None and not rest.final and rest.is_wasting_memory
             if run is self.fresh:
                 self.fresh = None if copied else rest
             if rest is not None:
                 for part in copy_events(rest) if copied else [rest]:
                     self.add(part)
+        return dropped
 
     def replace_runs(self, gone: Iterable[PendingRun], new: Iterable[PendingRun]) -> None:
         """Replace the runs ``gone`` by the runs ``new``, which contain the same events. O(runs)."""
@@ -283,13 +302,14 @@ class PendingRuns:
 
     def list_runs_of_size_class(self, number: int) -> list[PendingRun]:
         """List the runs that belong to a size class."""
-        return [run for run in self.by_least if compute_run_size_class(run) == number]
+        return [run for run in self.by_least if run.size_class == number]
 
     def _update_totals(self, run: PendingRun, sign: int) -> None:
         """Add a run to the totals if ``sign`` is 1, or subtract it if ``sign`` is -1."""
         self.bytes_resident += sign * run.bytes_resident
-        self.mapped += sign * (run.file.nbytes if run.file is not None else 0)
-        if of := compute_run_size_class(run):
+        if run.file is not None:
+            self.mapped += sign * run.file.nbytes
+        if of := run.size_class:
             number, bytes_resident = self.classes.get(of, (0, 0))
             self.classes[of] = (number + sign, bytes_resident + sign * run.bytes_resident)
 
@@ -299,7 +319,7 @@ class PendingRuns:
         assert [run.least for run in self.by_least] == sorted(run.least for run in self.by_least)
         assert self.bytes_resident == sum(run.bytes_resident for run in self.by_least)
         assert self.mapped == sum(run.file.nbytes for run in self.by_least if run.file is not None)
-        classes = {of: self.list_runs_of_size_class(of) for of in set(map(compute_run_size_class, self.by_least)) - {0}}
+        classes = {of: self.list_runs_of_size_class(of) for of in {run.size_class for run in self.by_least} - {0}}
         counted = {of: (len(runs), sum(run.bytes_resident for run in runs)) for of, runs in classes.items()}
         assert {of: each for of, each in self.classes.items() if each != (0, 0)} == counted
         # No size class has enough runs or bytes for a merge.
@@ -325,11 +345,6 @@ def compute_size_class(size: int) -> int:
     Two sizes in one class differ by a factor below `FAN`.
     """
     return (size.bit_length() + 3) // 4
-
-
-def compute_run_size_class(run: PendingRun) -> int:
-    """Return the size class of a run, or 0 for a run that is never merged."""
-    return 0 if run.final or run.bytes_resident >= LARGE else compute_size_class(run.bytes_resident)
 
 
 def merge_runs(runs: Sequence[PendingRun]) -> list[PendingRun]:

@@ -28,6 +28,7 @@ NAMES: Final = ("bad", "forgotten", "late", "stale", "tie_lost", "superseded", "
 GONE: Final = "gone"
 """The name of an extra count in the totals of a state: the number of events whose input was dropped later."""
 PRINTED: Final = ("applied", "superseded", "noop", "stale", "tie_lost", "late", "bad", "forgotten")
+NO_EVENTS: Final = dict.fromkeys(PRINTED, 0)
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,11 @@ class Verdicts:
         Verdicts
             All eight counts.
         """
-        return cls({name: int(counts.get(name, 0)) for name in PRINTED}, pending, rows, int(counts.get("absent", 0)))
+        known = NO_EVENTS.copy()
+        for name, n in counts.items():
+            if name in known:
+                known[name] = int(n)
+        return cls(known, pending, rows, int(counts.get("absent", 0)))
 
     @classmethod
     def add_up(cls, parts: Sequence[Self]) -> Self:

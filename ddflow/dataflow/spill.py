@@ -130,7 +130,11 @@ class EventRelease:
         """Return the released events of each input."""
         scratch = self.budget.scratch
         if scratch is None:
-            return {name: ReleasedEvents.from_parts(batcher.peek(self.to)) for name, batcher in self.batchers.items()}
+            released = {}
+            for name, batcher in self.batchers.items():
+                if batcher.pending and (events := batcher.peek(self.to)) is not None:
+                    released[name] = ReleasedEvents.from_parts(events)
+            return released
         try:
             return {name: self._release_input(name, batcher, scratch) for name, batcher in self.batchers.items()}
         except BaseException:

@@ -18,7 +18,6 @@ import pyarrow as pa
 
 from ddflow.columns.hashing import Ints, compute_identities
 from ddflow.columns.names import DIFF
-from ddflow.columns.schema import empty_table
 from ddflow.dataflow.buffer import UpdateBuffer
 from ddflow.dataflow.graph import ComputedStep, Graph, ReleasedEvents
 from ddflow.operators.inputs import ResolvedDifferences
@@ -74,7 +73,7 @@ class StepComputation:
                 self.released[name] = each
                 self.many = self.many or not isinstance(each.pieces, list)
                 times.append(each.times)
-        self.times = times[0] if len(times) == 1 else np.unique(np.concatenate([ints(), *times]))
+        self.times = times[0] if len(times) == 1 else np.unique(np.concatenate([ints(), *times])) if times else ints()
         self.done: dict[Collection, list[Updates]] = {}
         self.deferred: dict[Collection, list[Updates]] = {}
         """For each operator, the input pieces for which an expression failed.
@@ -92,8 +91,8 @@ class StepComputation:
         for node in self.nodes:
             if node in self.exchange:
                 self._compute_operator(node)
-            elif node in self.graph.names:
-                self._resolve_input(self.graph.names[node], node)
+            elif (name := self.graph.names.get(node)) is not None and name in self.released:
+                self._resolve_input(name, node)
             if self.deferred:
                 self._compute_deferred_operators()
         # Also resolve the inputs that no operator reads.
@@ -122,25 +121,27 @@ class StepComputation:
         ``by``: the columns to group by; None for all columns.
         """
         del by
-        return self._list_updates(node)
+        return self.done.get(node) or self._list_updates(node)
 
     def _resolve_input(self, name: str, node: Collection) -> None:
-        input, counts = self.graph.inputs[name], np.zeros(8, np.int64)
-        if name not in self.released:
-            return
-        changes = self.out.changes[name] = []
+        input, counts = self.graph.inputs[name], None
+        changes: list[ArrangementChange] = []
+        self.out.changes[name] = changes
         wanted = self.graph.needed.get(node)
         for events in self.released[name].pieces:
             resolved = input.resolve(events, self.times, self.since, self.graph.winners)
-            counts += resolved.counts
+            counts = resolved.counts if counts is None else counts + resolved.counts
             if input.expiring is not None:
                 self.out.expiry[name] = resolved.expiry.plus(self.out.expiry.get(name, ExpiryChange()))
             if self.observe is not None:
                 self.observe(resolved)
             if wanted is not None:
                 self._propagate_updates(node, resolved.updates(wanted))
-            for change in resolved.changes:
-                changes.append(self._spill_change_if_needed(input.output_arrangement, change) if self.many else change)
+            if self.many:
+                changes += [self._spill_change_if_needed(input.output_arrangement, each) for each in resolved.changes]
+            else:
+                changes += resolved.changes
+        assert counts is not None, "a step has released an input without events"
         self.out.counts[name] = counts
 
     def _spill_change_if_needed(self, arranged: Arrangement, change: ArrangementChange) -> ArrangementChange:
@@ -195,7 +196,8 @@ class StepComputation:
             return [[self.build_updates_at_time(each) for each in node.inputs]]
         by = self.graph.exchanged[node]
         if by[0] is not None:
-            return self._group_equal_rows(list(map(self.receive_updates, node.inputs, by)), by)
+            received = list(map(self.receive_updates, node.inputs, by))
+            return received if len(received) == len(received[0]) == 1 else self._group_equal_rows(received, by)
         every = [self._list_updates(each) for each in node.inputs]
         if all(len(pieces) == 1 for pieces in every):
             return [[pieces[0] for pieces in every]]
@@ -215,8 +217,8 @@ class StepComputation:
         """
         fresh: dict[Collection, Updates] = {node: updates}
         self._add_elapsed_time(node)
-        for each in self.nodes:
-            if each.inputs and each.inputs[0] in fresh and each not in self.exchange:
+        for each in self.graph.followers[node]:
+            if each.inputs[0] in fresh:
                 given = [fresh[each.inputs[0]]]
                 try:
                     fresh[each] = self.graph.running[each].compute(given, self.since)[0]
@@ -235,7 +237,7 @@ class StepComputation:
         found = self.done.get(node)
         if found:
             return found
-        return [Updates(empty_table(self.graph.needed[node]), narrow_ints(), ints(), self.times)]
+        return [Updates(self.graph.nothing[node], narrow_ints(), ints(), self.times)]
 
     def _consolidate_output(self, node: Collection) -> list[Updates]:
         pieces, out = self.receive_updates(node, None), []

@@ -189,16 +189,20 @@ class EngineCalls:
 
         Raises the errors of `find_committed_step`, `ingest_inputs`, ``compute`` and `record_call`.
         """
-        if (again := self.find_committed_step(asked, epoch, inputs)) is not None:
-            return again
-        inflows = self.ingest_inputs(asked, inputs)
+        dataflow = self.dataflow
+        back = asked.time < dataflow.frontier and not dataflow.holds_back
+        if back or epoch is not None or self.durable is not None:
+            again = self.find_committed_step(asked, epoch, inputs)
+            if again is not None:
+                return again
+        inflows = self.ingest_inputs(asked, inputs) if inputs or dataflow.budget.home is not None else {}
         for name in inputs:
-            admission = self.dataflow.admissions[name]
+            admission = dataflow.admissions[name]
             if len(admission.columns) < len(admission.bound.schema) and not self.quiet:
                 # If delete events are possible, rows are allowed to lack all columns except the key columns.
                 lacking = admission.missing_columns if admission.bound.spec.delete is None else ()
                 self.warn_of_missing_columns(name, lacking, f"rows for {name!r}: they lack", "in all of them")
-            if admission.unseen.is_searching:
+            if admission.format is not None and admission.unseen.is_searching:
                 warn_of_unseen_columns(name, admission)
         return self.record_call(asked, compute(inflows), inflows)
 
@@ -336,8 +340,10 @@ class EngineCalls:
         self, asked: CallRequest, step: Step, taken: Mapping[str, IngestedRows], way: FeedMode = EVENTS
     ) -> Step:
         """Record a call. Commit the call if a commit is due. ``taken``: the ingested rows of the call, by input."""
-        epoch, began, dataflow = self.epoch + 1, perf_counter(), self.dataflow
-        self.dataflow.fed = record_feed_call(self.dataflow.fed, taken, way, epoch)
+        began, dataflow = perf_counter(), self.dataflow
+        epoch = 1 if self.durable is None else self.durable.log.epoch + 1
+        if taken:
+            dataflow.fed = record_feed_call(dataflow.fed, taken, way, epoch)
         if self.durable is not None:
             with self.dataflow.guard.commit:
                 self.durable.record_call(asked, step)

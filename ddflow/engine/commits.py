@@ -109,7 +109,7 @@ def compute_call_digest(
     return combine_digests(kind, time, digests)
 
 
-@dataclass(frozen=True)
+@dataclass
 class CallRequest:
     """A call with its arguments. ``time``: the time of a step, or the requested frontier of `advance_to`."""
 

@@ -174,7 +174,8 @@ class Engine(Reading, Closing):
         """
         dataflow, calls = self.dataflow, self.calls
         with dataflow.guard.lock_for_write("step"):
-            calls.check_call_mode("step", holds_back=False)
+            if dataflow.holds_back:
+                calls.check_call_mode("step", holds_back=False)
             inputs = map_rows_to_inputs(inputs, dataflow.admissions)
             at = choose_step_time(calls, "step", time, epoch)
             asked = CallRequest("step", at, time_type=dataflow.time_type)
@@ -208,7 +209,8 @@ class Engine(Reading, Closing):
         """
         dataflow, calls = self.dataflow, self.calls
         with dataflow.guard.lock_for_write("push"):
-            calls.check_call_mode("push", holds_back=True)
+            if not dataflow.holds_back:
+                calls.check_call_mode("push", holds_back=True)
             inputs = map_rows_to_inputs(inputs, dataflow.admissions)
             return calls.perform_call(CallRequest("push", 0), epoch, inputs, dataflow.push)
 
@@ -240,7 +242,8 @@ class Engine(Reading, Closing):
         """
         dataflow, calls = self.dataflow, self.calls
         with dataflow.guard.lock_for_write("advance_to"):
-            calls.check_call_mode("advance_to", holds_back=True)
+            if not dataflow.holds_back:
+                calls.check_call_mode("advance_to", holds_back=True)
             to = time_to_int64(f"advance to {frontier!r}", frontier, CLOSED, dataflow.time_type)
             asked = CallRequest("advance_to", to, time_type=dataflow.time_type)
             return calls.perform_call(asked, epoch, {}, partial(dataflow.advance, to=to))

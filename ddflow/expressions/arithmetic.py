@@ -47,7 +47,7 @@ from ddflow.expressions.types import (
     sql_name,
     to_decimal_type,
 )
-from ddflow.kernels.decimals import combine_decimals
+from ddflow.kernels.exact_results import combine_decimals
 
 _ADDED: Final[dict[str, Compute]] = {"+": pc.add_checked, "-": pc.subtract_checked}
 _PARTS: Final = {"DAY": (86_400, None), "HOUR": (3_600, 24), "MINUTE": (60, 60)}

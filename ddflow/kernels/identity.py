@@ -15,9 +15,24 @@ and partitions rely on uniform bits.
 
 import numpy as np
 
-from ddflow.kernels.arrays import Flags, Words, Words2d
+from ddflow.kernels.arrays import Flags, Ints2d, Words, Words2d
 from ddflow.kernels.compile import kernel
-from ddflow.kernels.pointer import load_u8, load_u64
+from ddflow.kernels.pointer import load_u8, load_u16, load_u32, load_u64
+
+SIGNED, UNSIGNED, FLOAT, BIT, BYTES = range(5)
+"""How `hash_rows` reads a column: as integers, as float64, as bits, or as byte strings with offsets."""
+NULL = 0x9E3779B97F4A7C15
+"""The hash of a null in a single column of words is this, XOR the first word of the secret."""
+
+
+@kernel
+def _mix_word(word: np.uint64, k0: np.uint64, k1: np.uint64) -> np.uint64:
+    """Mix one word, as `mix_words` does."""
+    z = word ^ k0
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z ^= k1
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
 
 
 @kernel
@@ -34,11 +49,7 @@ def mix_words(words: Words, k0: np.uint64, k1: np.uint64, out: Words) -> None:
     0
     """
     for i in range(words.size):
-        z = words[i] ^ k0
-        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        z ^= k1
-        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        out[i] = z ^ (z >> np.uint64(31))
+        out[i] = _mix_word(words[i], k0, k1)
 
 
 @kernel
@@ -191,6 +202,27 @@ def absorb_words(state: Words2d, words: Words, valid: Flags) -> None:
 
 
 @kernel
+def _absorb_string(
+    a: np.uint64, b: np.uint64, c: np.uint64, d: np.uint64, at: np.uint64, size: np.uint64
+) -> tuple[np.uint64, np.uint64, np.uint64, np.uint64]:
+    """Absorb the length and the bytes of one byte string into the four words of a state."""
+    a, b, c, d = _sip_round(a, b, c, d ^ size)
+    a ^= size
+    for _ in range(size >> np.uint64(3)):
+        word = load_u64(at)
+        a, b, c, d = _sip_round(a, b, c, d ^ word)
+        a ^= word
+        at += np.uint64(8)
+    if size & np.uint64(7) != np.uint64(0):
+        word = np.uint64(0)
+        for j in range(size & np.uint64(7)):
+            word |= load_u8(at + np.uint64(j)) << np.uint64(8 * j)
+        a, b, c, d = _sip_round(a, b, c, d ^ word)
+        a ^= word
+    return a, b, c, d
+
+
+@kernel
 def absorb_bytes(state: Words2d, ends: Words, data: np.uint64, valid: Flags) -> None:
     """Absorb the length and the bytes of one byte string for each row, or the fixed pattern of null for a null row.
 
@@ -207,20 +239,7 @@ def absorb_bytes(state: Words2d, ends: Words, data: np.uint64, valid: Flags) -> 
     for i in range(state.shape[0]):
         a, b, c, d = state[i, 0], state[i, 1], state[i, 2], state[i, 3]
         if valid.size == 0 or valid[i] != 0:
-            at, size = data + ends[i], ends[i + 1] - ends[i]
-            a, b, c, d = _sip_round(a, b, c, d ^ size)
-            a ^= size
-            for _ in range(size >> np.uint64(3)):
-                word = load_u64(at)
-                a, b, c, d = _sip_round(a, b, c, d ^ word)
-                a ^= word
-                at += np.uint64(8)
-            if size & np.uint64(7) != np.uint64(0):
-                word = np.uint64(0)
-                for j in range(size & np.uint64(7)):
-                    word |= load_u8(at + np.uint64(j)) << np.uint64(8 * j)
-                a, b, c, d = _sip_round(a, b, c, d ^ word)
-                a ^= word
+            a, b, c, d = _absorb_string(a, b, c, d, data + ends[i], ends[i + 1] - ends[i])
         else:
             a, b, c, d = _sip_round(a, b, c ^ np.uint64(0xA5), d)
         state[i, 0], state[i, 1], state[i, 2], state[i, 3] = a, b, c, d
@@ -267,6 +286,100 @@ def finish_hashes(state: Words2d, high: Words, low: Words) -> None:
     """
     for i in range(high.size):
         a, b, c, d = state[i, 0], state[i, 1], state[i, 2] ^ np.uint64(0xEE), state[i, 3]
+        for _ in range(3):
+            a, b, c, d = _sip_round(a, b, c, d)
+        high[i] = a ^ b ^ c ^ d
+        if low.size != 0:
+            b ^= np.uint64(0xDD)
+            for _ in range(3):
+                a, b, c, d = _sip_round(a, b, c, d)
+            low[i] = a ^ b ^ c ^ d
+
+
+@kernel
+def _is_null(addresses: Words, column: int, row: int) -> bool:
+    """Return whether a value is null. ``addresses``: as in `hash_rows`."""
+    bits, at = addresses[column, 0], np.int64(addresses[column, 3]) + row
+    if bits == np.uint64(0):
+        return False
+    return bool((load_u8(bits + np.uint64(at >> 3)) >> np.uint64(at & 7)) & np.uint64(1) == np.uint64(0))
+
+
+@kernel
+def _load_word(addresses: Words, column: int, kind: int, wide: int, row: int) -> np.uint64:
+    """Load the canonical word of a value. ``addresses``: as in `hash_rows`."""
+    start = addresses[column, 1]
+    if kind == BIT:
+        at = np.int64(addresses[column, 4]) + row
+        return (load_u8(start + np.uint64(at >> 3)) >> np.uint64(at & 7)) & np.uint64(1)
+    place = start + np.uint64(row * wide)
+    if wide == 8:
+        word = load_u64(place)
+        size = word & np.uint64(0x7FFFFFFFFFFFFFFF)
+        if kind == FLOAT and size == np.uint64(0):
+            return np.uint64(0)
+        return np.uint64(0x7FF8000000000000) if kind == FLOAT and size > np.uint64(0x7FF0000000000000) else word
+    if wide == 4:
+        word, sign = load_u32(place), np.uint64(1 << 31)
+    elif wide == 2:
+        word, sign = load_u16(place), np.uint64(1 << 15)
+    else:
+        word, sign = load_u8(place), np.uint64(1 << 7)
+    return word if kind == UNSIGNED else (word ^ sign) - sign
+
+
+@kernel
+def hash_rows(
+    addresses: Words2d, plan: Ints2d, k0: np.uint64, k1: np.uint64, identities: bool, high: Words, low: Words
+) -> None:
+    """Hash rows by the addresses of their columns, row by row. O(n) for each column.
+
+    The hashes are those of `mix_words` for a single column of words, and of `start_hashes`, `absorb_words`,
+    `absorb_bytes` and `finish_hashes` for other columns.
+
+    - addresses, uint64[columns, 5]: as in ``columns.rows.Rows``.
+    - plan, int64[m, 3]: for each column to hash, its position in ``addresses``, `SIGNED` to `BYTES`, and the bytes of a
+      value or of an offset.
+    - k0, k1: the secret.
+    - identities: whether to compute identities. Otherwise, the kernel computes value hashes.
+    - high, low, uint64[n]: the hashes, which the kernel writes. ``low`` has size 0 for hashes of one word.
+
+    >>> column, addresses, high = np.array([7, 8]), np.zeros((1, 5), np.uint64), np.empty(2, np.uint64)
+    >>> addresses[0, 1], secret, out = column.ctypes.data, (np.uint64(1), np.uint64(2)), np.empty(2, np.uint64)
+    >>> hash_rows(addresses, np.array([[0, SIGNED, 8]]), *secret, True, high, high[:0])
+    >>> mix_words(column.view(np.uint64), *secret, out)
+    >>> high.tolist() == out.tolist()
+    True
+    """
+    columns = plan.shape[0]
+    if columns == 1 and plan[0, 1] != BYTES:
+        for i in range(high.size):
+            null = _is_null(addresses, plan[0, 0], i)
+            word = np.uint64(0) if null else _load_word(addresses, plan[0, 0], plan[0, 1], plan[0, 2], i)
+            high[i] = k0 ^ np.uint64(NULL) if null and not identities else _mix_word(word, k0, k1)
+            if low.size != 0:
+                low[i] = np.uint64(null)
+        return
+    if columns == 0 and not identities:
+        high[:] = 0
+        return
+    for i in range(high.size):
+        a, b = k0 ^ np.uint64(0x736F6D6570736575), k1 ^ np.uint64(0x646F72616E646F6D) ^ np.uint64(0xEE)
+        c, d = k0 ^ np.uint64(0x6C7967656E657261), k1 ^ np.uint64(0x7465646279746573)
+        for p in range(columns):
+            column, kind, wide = plan[p, 0], plan[p, 1], plan[p, 2]
+            if _is_null(addresses, column, i):
+                a, b, c, d = _sip_round(a, b, c ^ np.uint64(0xA5), d)
+            elif kind == BYTES:
+                place = addresses[column, 1] + np.uint64(i * wide)
+                begin = load_u64(place) if wide == 8 else load_u32(place)
+                end = load_u64(place + np.uint64(8)) if wide == 8 else load_u32(place + np.uint64(4))
+                a, b, c, d = _absorb_string(a, b, c, d, addresses[column, 2] + begin, end - begin)
+            else:
+                word = _load_word(addresses, column, kind, wide, i)
+                a, b, c, d = _sip_round(a, b, c, d ^ word)
+                a ^= word
+        c ^= np.uint64(0xEE)
         for _ in range(3):
             a, b, c, d = _sip_round(a, b, c, d)
         high[i] = a ^ b ^ c ^ d

@@ -66,7 +66,7 @@ class SortedUpdates(NamedTuple):
     diff: Ints
 
 
-class HeldRows(NamedTuple):
+class PriorRows(NamedTuple):
     """Rows before the step, sorted by group, then row."""
 
     begins: Ints
@@ -114,7 +114,7 @@ def match_groups(
 
 
 @kernel
-def list_group_rows(updates: SortedUpdates, held: HeldRows, out: GroupRows) -> int:
+def list_group_rows(updates: SortedUpdates, held: PriorRows, out: GroupRows) -> int:
     """List the distinct rows of each group, with their changes. Return the number of rows. O(size of all arrays).
 
     A row that is updated and held has the reference of an update. ``out`` needs room for all rows and updates.
@@ -123,7 +123,7 @@ def list_group_rows(updates: SortedUpdates, held: HeldRows, out: GroupRows) -> i
     >>> words = np.array([[7], [8]], np.uint64)
     >>> out = GroupRows(*(np.zeros(3, np.int64) for _ in range(4)), few.copy(), ints(0, 0))
     >>> updates = SortedUpdates(ints(0, 2), words, ints(1, 2), few, ints(5, 6))
-    >>> list_group_rows(updates, HeldRows(ints(0, 1), words[1:], ints(9), ints(4)), out)
+    >>> list_group_rows(updates, PriorRows(ints(0, 1), words[1:], ints(9), ints(4)), out)
     2
     >>> out.begins[:2].tolist(), out.reference[:2].tolist(), out.before[:2].tolist(), out.changes.tolist()
     ([0, 2], [1, 2], [0, 4], [0, 1, 2])

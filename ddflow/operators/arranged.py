@@ -22,7 +22,7 @@ from ddflow.columns.names import TIMES, check_column_names, check_columns_exist,
 from ddflow.columns.rows import RowPool, Rows, gather_buffers, row_values
 from ddflow.columns.schema import column_arrays
 from ddflow.errors import NegativeMultiplicity
-from ddflow.kernels.join import GroupRows, HeldRows, SortedUpdates, list_group_rows
+from ddflow.kernels.join import GroupRows, PriorRows, SortedUpdates, list_group_rows
 from ddflow.operators.base import (
     Hashes,
     OperatorContext,
@@ -229,7 +229,7 @@ def list_rows(by: GroupSortedUpdates, begins: Ints, held: RowsByGroup) -> GroupR
     out = GroupRows(*room)
     updates = SortedUpdates(begins, to_identity_words(by.more), by.places, by.ranks, by.diffs)
     more = to_identity_words(held.order) if by.more.shape[1] else np.empty((0, 0), np.uint64)
-    e = list_group_rows(updates, HeldRows(held.begins, more, held.references, held.values), out)
+    e = list_group_rows(updates, PriorRows(held.begins, more, held.references, held.values), out)
     c = int(out.changes[e])
     return GroupRows(out.begins, out.reference[:e], out.before[:e], out.changes[: e + 1], out.rank[:c], out.diff[:c])
 

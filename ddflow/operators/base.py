@@ -24,13 +24,14 @@ import pyarrow as pa
 from ddflow.columns.hashing import NONE, Ints, Narrow, RowHasher, Secret, Words
 from ddflow.columns.layout import Column, ColumnBuffers
 from ddflow.columns.row_match import RowMatcher
-from ddflow.columns.rows import RowPool, Rows, gather_buffers, gather_or_slice
+from ddflow.columns.row_views import gather_or_slice
+from ddflow.columns.rows import RowPool, Rows, gather_columns_of_pool
 from ddflow.columns.sorting import SortedRows
 from ddflow.columns.threads import ALONE, Threads
 from ddflow.columns.widening import conform_to_wider_schema
 from ddflow.kernels.resolve import LIVE, OCCUPIED, Prior
 from ddflow.kernels.sort import order_by_rank
-from ddflow.operators.updates import GroupSortedUpdates, Updates, consolidate, ints, narrow_ints
+from ddflow.operators.updates import INT64, GroupSortedUpdates, Updates, consolidate, ints, narrow_ints
 from ddflow.plan.collection import Collection, Columns
 from ddflow.plan.verbs.family import register_operator
 from ddflow.trace.arrangement import Arrangement
@@ -261,12 +262,12 @@ class GroupOperator(Operator):
 class RunningCountedRows(RunningOperator):
     """An operator that stores each row together with a number, such as a count.
 
-    ``given``: a pool whose batch 0 has the columns of the current updates. ``fields``: the fields of these columns, all
+    ``given``: a pool whose batch 0 has the columns of the current updates. ``fields``: these columns, all
     nullable because the fields of the schema can exclude null.
     """
 
     given: RowPool
-    fields: list[pa.Field]
+    fields: pa.Schema | list[pa.Field]
 
     def _build_change(
         self, updates: Updates, by: SortedRows, order: Ints | None, prior: Prior, place: Ints, versions: list[Any]
@@ -301,8 +302,10 @@ class RunningCountedRows(RunningOperator):
 
     def _lay_out_columns(self, rows: Ints, counts: Ints) -> list[Column]:
         """Gather the rows of the step at the positions ``rows``, and append their numbers as a column."""
-        column = ColumnBuffers(pa.int64(), counts.size, [None, pa.py_buffer(counts.copy())], 0)
-        return [*gather_buffers(self.given, rows, self.fields), column]
+        columns = gather_columns_of_pool(self.given, rows, self.given.describe_columns(self.fields).values())
+        buffers = [None, pa.py_buffer(counts.copy())]
+        columns.append(tuple.__new__(ColumnBuffers, (INT64, counts.size, buffers, 0)))
+        return columns
 
 
 class StatelessRunningOperator(RunningOperator):

@@ -12,20 +12,22 @@ overflow.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
 
-from ddflow.columns.hashing import Ints, RowHasher, Secret, has_two_word_identities
-from ddflow.columns.layout import Arena, to_arrow_arrays
+from ddflow.columns.hashing import NONE, Ints, RowHasher, Secret, build_hash_plan, has_two_word_identities
+from ddflow.columns.layout import SMALL, Arena, ColumnBuffers, to_arrow_arrays
 from ddflow.columns.names import check_column_names, check_columns_exist, parse_column_names
+from ddflow.columns.row_views import HeldRows
 from ddflow.columns.rows import RowPool, Rows
 from ddflow.columns.schema import column_arrays
 from ddflow.columns.sorting import sort_by_identity
 from ddflow.errors import ErrorText, Option, SpecError
 from ddflow.kernels import accumulate as kernels
 from ddflow.kernels.resolve import LIVE
+from ddflow.kernels.step import count_rows
 from ddflow.operators.base import (
     GroupOperator,
     Hashes,
@@ -39,7 +41,7 @@ from ddflow.operators.updates import Updates, build_count_overflow
 from ddflow.plan.collection import Collection, Columns
 from ddflow.plan.text.formulas import JsonRecord
 from ddflow.trace.arrangement import Arrangement
-from ddflow.trace.batch import ArrangementChange
+from ddflow.trace.batch import ArrangementChange, Batch
 
 
 @register_operator
@@ -112,16 +114,22 @@ class RunningCount(RunningCountedRows):
         self.schema = pa.schema([*groups, pa.field(name, pa.int64(), nullable=False)])
         self.arrangements, self.arena = (Arrangement(self.schema, has_two_word_identities(groups), 0),), Arena()
         self.tracked, self.keys, self.identified = [name], RowHasher(groups, secret), groups
-        self.given, self.fields = RowPool(groups), [field.with_nullable(True) for field in groups]
+        self.hashing = build_hash_plan(groups, groups.names)
+        self.given, self.fields = RowPool(groups), pa.schema([field.with_nullable(True) for field in groups])
         """A pool whose batch 0 has the groups of the current updates, and the fields of these groups, made nullable."""
+        self.room, self.room_rows, self.bits = cast("tuple[Any, ...]", ()), -1, 0
+        """Scratch memory of a small step, its number of rows, and the bits for its sort."""
 
     def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, ArrangementChange]:
         """See `RunningOperator.compute`.  O(updates).  Raises `CountOverflow`."""
-        updates, n, arena, arranged = inputs[0], inputs[0].diffs.size, self.arena, self.output_arrangement
+        updates, n, arena, arranged = inputs[0], inputs[0].diffs.size, self.arena, self.arrangements[0]
         # Do not call Arrow's cast, which breaks lists of nulls. A cast is not needed, because the types differ at most
         # in nullability.
         groups = column_arrays(updates.rows, self.given.shape.names)
-        self.given.set_batch(0, Rows.from_columns(groups, self.given.shape, n))
+        rows = Rows.from_columns(groups, self.given.shape, n)
+        self.given.set_batch(0, rows)
+        if n < SMALL and self.hashing is not None and arranged.is_indexed:
+            return self._count_few_rows(updates, rows, since)
         arena.reset()
         empty = arena.choose_allocator(n)
         high, low = self.keys.compute_identities(groups, n)
@@ -148,6 +156,44 @@ class RunningCount(RunningCountedRows):
         change = self._build_change(updates, by, None, prior, place, [column[:versions] for column in down])
         self.given.set_batch(0, None)
         return out, change._replace(live_added=int(np.count_nonzero(counts)) - lived)
+
+    def _count_few_rows(self, updates: Updates, groups: Rows, since: int) -> tuple[Updates, ArrangementChange]:
+        """Do the work of `compute` for a small step, in one call of a kernel."""
+        _, ranks, diffs, times = updates
+        n, arranged = diffs.size, self.arrangements[0]
+        if self.room_rows != n:
+            bits = max((n - 1).bit_length(), 1)
+            sizes = (6 * n + 1 + (1 << bits), np.int32), (5 * n, np.uint64), (13 * n, np.int64)
+            self.room = tuple(np.empty(*size) for size in sizes)
+            self.room_rows, self.bits = n, bits
+        narrow, _, long = self.room
+        made = np.empty(2 * n, np.int64), np.empty(2 * n, np.int64)
+        ids, seconds, stamps = np.empty(n, np.uint64), np.empty(n * self.keys.wide, np.uint64), np.empty(n, np.int64)
+        live, values = np.empty(n, np.uint8), np.empty(n, np.int64)
+        given: Any = groups.addresses, self.hashing, *self.keys.secret, ranks, diffs, times, since, self.bits
+        work: Any = *self.room, *made, ids, seconds, stamps, live, values
+        changed, m, refused, g, grown = count_rows(*arranged.index.probe, *given, *work)
+        if refused >= 0:
+            raise build_count_overflow(groups.table, refused)
+        counts = made[0][:changed]
+        shown = self._lay_out_columns(long[:changed], counts)
+        for i, column in enumerate(shown):
+            if column.__class__ is ColumnBuffers:
+                shown[i] = pa.Array.from_buffers(*column)
+        out = HeldRows(cast("list[pa.Array]", shown), self.schema)
+        stored = self._lay_out_columns(long[2 * n : 2 * n + m], values[:m])
+        rows = Rows.from_columns(stored, arranged.slots.pool.shape, m)
+        if m < n:
+            ids, stamps, live, values = ids[:m], stamps[:m], live[:m], values[:m]
+            seconds = seconds[:m] if seconds.size else seconds
+        batch = Batch(ids, seconds, stamps, live, NONE, np.empty((m, 0), np.int64), rows)
+        last, place = long[3 * n : 3 * n + g], long[4 * n : 4 * n + g]
+        self.given.set_batch(0, None)
+        change = batch, values.view(np.uint64), last, place, arranged.index.built, grown, 0
+        return (
+            tuple.__new__(Updates, (out, narrow[:changed], made[1][:changed], times)),
+            tuple.__new__(ArrangementChange, change),
+        )
 
     def hash_rows(self, rows: pa.Table | pa.RecordBatch) -> Hashes:
         """See `RunningOperator.hash_rows`.  The hash is the count itself."""

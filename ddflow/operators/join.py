@@ -19,7 +19,8 @@ import pyarrow as pa
 from ddflow.columns.hashing import Ints, RowHasher, Words, unpack_validity
 from ddflow.columns.names import check_column_names, check_no_shared_columns
 from ddflow.columns.row_match import RowMatcher
-from ddflow.columns.rows import Chosen, PairedRows, RowPool, Rows, RowView, row_values
+from ddflow.columns.row_views import Chosen, PairedRows, RowView
+from ddflow.columns.rows import RowPool, Rows, row_values
 from ddflow.columns.schema import column_arrays, to_array
 from ddflow.errors import CountOverflow
 from ddflow.kernels.join import GroupRows, Pairs, count_pairs, match_groups, pair_rows, sort_pairs

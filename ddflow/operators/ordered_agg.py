@@ -17,7 +17,8 @@ import pyarrow as pa
 
 from ddflow.columns.hashing import Flags, Ints, RowHasher, Words
 from ddflow.columns.names import TIMES, check_column_names
-from ddflow.columns.rows import RowPool, gather_column, gather_or_slice
+from ddflow.columns.row_views import gather_or_slice
+from ddflow.columns.rows import RowPool, gather_column
 from ddflow.columns.schema import column_arrays
 from ddflow.errors import TooLarge
 from ddflow.kernels.accumulate import list_differences

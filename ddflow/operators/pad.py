@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from ddflow.columns.row_match import RowMatcher
-from ddflow.columns.rows import Chosen
+from ddflow.columns.row_views import Chosen
 from ddflow.errors import CorruptState
 from ddflow.operators.base import (
     Operator,

@@ -6,8 +6,9 @@ multiplicities.
 >>> import pyarrow.compute as pc
 >>> from ddflow.operators.updates import narrow_ints, ints
 >>> updates = Updates(pa.table({"v": [1, 2]}), narrow_ints(0, 1), ints(1, 1), ints(3, 4))
->>> project_rows(updates, pa.schema({"w": pa.int64()}), [lambda batch: pc.add(batch["v"], 1)]).rows.to_pydict()
-{'w': [2, 3]}
+>>> made = project_rows(updates, pa.schema({"w": pa.int64()}), [lambda batch: pc.add(batch["v"], 1)])
+>>> made.rows.column("w").to_pylist()
+[2, 3]
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,7 +20,8 @@ import pyarrow as pa
 
 from ddflow.columns.names import DIFF, check_column_names, did_you_mean, parse_column_names
 from ddflow.columns.row_match import RowMatcher
-from ddflow.columns.schema import to_batch
+from ddflow.columns.row_views import HeldRows
+from ddflow.columns.schema import column_arrays, to_batch
 from ddflow.errors import ExpressionError, SpecError
 from ddflow.expressions import Expression, compile as compile_expression, refuse_foreign_expression
 from ddflow.operators.base import (
@@ -200,6 +202,9 @@ def project_rows(
 
     Each column is the name of an input column, or an expression. O(n) for an expression, O(1) for a name.
     """
-    batch: Any = to_batch(updates.rows) if any(map(callable, columns)) else None
-    out = [c(batch) if callable(c) else updates.rows.column(c) for c in columns]
-    return updates._replace(rows=pa.Table.from_arrays(out, schema=schema))
+    names = [column for column in columns if isinstance(column, str)]
+    out = column_arrays(updates.rows, names)
+    if len(names) < len(columns):
+        batch, known = to_batch(updates.rows), iter(out)
+        out = [column(batch) if callable(column) else next(known) for column in columns]
+    return Updates(HeldRows(out, schema), updates.ranks, updates.diffs, updates.times)

@@ -27,7 +27,8 @@ from ddflow.columns.names import (
     parse_column_names,
 )
 from ddflow.columns.row_match import RowMatcher
-from ddflow.columns.rows import RowPool, gather_arrays, gather_or_slice
+from ddflow.columns.row_views import gather_or_slice
+from ddflow.columns.rows import RowPool, gather_arrays
 from ddflow.columns.schema import to_array
 from ddflow.errors import Option, SpecError
 from ddflow.kernels.sort import order_by_rank

@@ -24,7 +24,8 @@ import pyarrow as pa
 from ddflow.columns.hashing import Ints, Narrow, RowHasher, Secret, Words, compute_identities
 from ddflow.columns.layout import Arena, make_writable
 from ddflow.columns.names import DIFF, TIME
-from ddflow.columns.rows import RowView, row_values
+from ddflow.columns.row_views import RowView
+from ddflow.columns.rows import row_values
 from ddflow.columns.schema import column_arrays, to_array
 from ddflow.columns.sorting import sort_by_identity, sort_by_words
 from ddflow.errors import AggregateFailed, CountOverflow, ExpressionError, NotSingle
@@ -49,7 +50,7 @@ class Updates(NamedTuple):
     """The n updates of a step. The header of this file describes the fields."""
 
     rows: Any
-    """A table, or a `ddflow.columns.rows.RowView`, which gathers a column when it is first read."""
+    """A table, or a `ddflow.columns.row_views.RowView`, which gathers a column when it is first read."""
     ranks: Narrow
     """int32[n], ascending."""
     diffs: Ints
@@ -89,7 +90,8 @@ class Updates(NamedTuple):
                 stamps.fill(self.times[0])
             else:
                 map_ranks_to_times(make_writable(self.ranks), self.times, stamps)  # memory-mapped ranks are read-only
-            columns.append(build_time_column(stamps, time_type))
+            values = stamps.astype(np.int32) if time_type.bit_width == 32 else stamps
+            columns.append(pa.Array.from_buffers(time_type, values.size, [None, pa.py_buffer(values)], 0))
         columns.append(pa.Array.from_buffers(INT64, self.diffs.size, [None, pa.py_buffer(self.diffs)], 0))
         if shown is None:
             times = [] if time_type is None else [pa.field(TIME, time_type, nullable=False)]

@@ -147,7 +147,8 @@ class FeedHistory(StrictRecord, frozen=True):
         """Return the record with one more call. O(runs)."""
         last = self.runs[-1] if self.runs else None
         if last is not None and last.way == way:
-            return replace(self, runs=(*self.runs[:-1], FeedRun(last.first, epoch, last.calls + 1, way)))
+            again = tuple.__new__(FeedRun, (last.first, epoch, last.calls + 1, way))
+            return replace(self, runs=(*self.runs[:-1], again))
         runs = (*self.runs, FeedRun(epoch, epoch, 1, way))
         over, at = sum(run.text_length for run in runs) - ROOM, 0
         while over > 0:
@@ -193,7 +194,10 @@ def record_feed_call(
 
     O(names + runs).
     """
-    return {**known} | {name: known.get(name, FeedHistory()).add_call(epoch, way) for name in names}
+    out = {**known}
+    for name in names:
+        out[name] = (known.get(name) or FeedHistory()).add_call(epoch, way)
+    return out
 
 
 def _format_epochs(first: int, last: int) -> str:

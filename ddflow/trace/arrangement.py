@@ -37,6 +37,8 @@ from ddflow.trace.ordered_index import OrderedIndex, RowsByGroup
 from ddflow.trace.spill import find_groups_in_batch, spill_batch
 from ddflow.trace.spine import Spine
 
+FEW = 64
+"""Up to this number of values, Python finds the greatest value faster than numpy."""
 FAN = 4
 """The number of runs of similar size that are merged on disk. A look-up searches each run."""
 PIECE = 1 << 19
@@ -96,6 +98,12 @@ class Arrangement:
         return prior
 
     @property
+    def is_indexed(self) -> bool:
+        """Whether the index has all keys, so that `unindexed_parts` is empty."""
+        first = self.spine.items[0] if self.spine.items else None
+        return not self.on_disk.items and not (isinstance(first, RunMerge) and first.target is not None)
+
+    @property
     def unindexed_parts(self) -> list[list[BatchRange]]:
         """The parts that are not in the index, newest first.
 
@@ -141,31 +149,42 @@ class Arrangement:
         After the call, times below ``upper`` are complete. O(versions). The new versions pay for merges in memory,
         which this method advances. Merges to files advance in `spill`.
         """
-        # The time range of the new run begins at the end of the previous run.
-        lower = (self.spine if self.spine.items else self.on_disk).upper
-        self.upper, self.since = advance_frontier(self.upper, upper), max(self.since, since)
-        changes = [change for change in changes if change.batch.high.size]
+        spine, pool = self.spine, self.slots.pool
+        if upper < self.upper:
+            advance_frontier(self.upper, upper)
+        self.upper, self.since = upper, max(self.since, since)
         paid = entries = 0
+        given = list[ArrangementChange]()
         for change in changes:
-            self.latest = max(self.latest, int(change.batch.time.max()))
+            batch = change.batch
+            if not batch.high.size:
+                continue
+            given.append(change)
+            time = batch.time
+            # The method `max` of an array costs as much as a look-up.
+            self.latest = max(self.latest, int(time.max()) if time.size > FEW else max(time.tolist()))
             self.keys += change.live_added
             self.tombstones_counted += change.tombstones_added
-            paid += change.batch.high.size
-            entries += change.last.size if change.batch.mapped is None else 0
+            paid += batch.high.size
+            entries += change.last.size if batch.mapped is None else 0
         self.written += paid
-        if self.slots.pool.rows[0] is not None:
-            self.slots.pool.set_batch(0, None)
-        if changes:
+        if pool.rows[0] is not None:
+            pool.set_batch(0, None)
+        if given:
+            # The time range of the new run begins at the end of the previous run.
+            before = spine.items or self.on_disk.items
+            lower = before[-1].description.upper if before else NEVER
             self.index.reserve_entries(entries)
-            run = Run(BatchDescription(lower, upper, NEVER), self._add_batches(changes))
-            (self.spine if changes[0].batch.mapped is None else self.on_disk).append(run)
+            described = tuple.__new__(BatchDescription, (lower, upper, NEVER))
+            (spine if given[0].batch.mapped is None else self.on_disk).append(Run(described, self._add_batches(given)))
         if self.slots.summed:
-            index, needed = None, self.spine.oldest_size
+            index, needed = None, spine.oldest_size
         else:
             index, needed = self.index, self.index.used if self.lapse is None else self._needed_version_count
-        self.spine.plan_merges(needed, not self.unindexed_parts)
+        if spine.has_enough_new_runs(needed):
+            spine.plan_merges(needed, self.is_indexed)
         # Only `spill` continues a flush. If the disk were full, it would be too late here to refuse the step.
-        self.spine.advance_merges(paid, self.slots, index, self.since, self.latest <= self.since, files=False)
+        spine.advance_merges(paid, self.slots, index, self.since, self.latest <= self.since, files=False)
 
     @property
     def merged_index(self) -> Index | None:
@@ -182,9 +201,8 @@ class Arrangement:
             part = self.slots.add_batch(batch)
             parts.append(part)
             if batch.mapped is None:
-                writes.append(
-                    IndexWrite(place, built, last, batch.high, batch.low, value, batch.live, batch.order, part.slot)
-                )
+                write = place, built, last, batch.high, batch.low, value, batch.live, batch.order, part.slot
+                writes.append(tuple.__new__(IndexWrite, write))
         self.index.write(*writes)
         return parts
 

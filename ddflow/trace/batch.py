@@ -17,8 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Self
 from weakref import WeakSet
 
@@ -40,7 +39,7 @@ def repeat_value(value: int, n: int, kind: Any) -> np.ndarray[Any, Any]:
     return np.ndarray(n, kind, np.array([value], kind), 0, (0,))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Batch:
     """n versions, sorted by identity, then time.
 
@@ -62,6 +61,7 @@ class Batch:
     mapped: Any = None
     ordered: bool = False
     summed: bool = False
+    _nbytes: int = field(init=False, default=-1)
 
     @property
     def extra_identity_words(self) -> Ints | None:
@@ -85,13 +85,15 @@ class Batch:
     def __len__(self) -> int:
         return int(self.high.size)
 
-    @cached_property
+    @property
     def nbytes(self) -> int:
         """Bytes of columns and payload, in memory or in the file."""
-        total = 0
-        for column in (self.high, self.low, self.time, self.live, self.value, self.order):
-            total += column.nbytes if 0 not in column.strides else column.itemsize
-        return total + self.rows.held
+        if self._nbytes < 0:
+            total = self.rows.held
+            for column in (self.high, self.low, self.time, self.live, self.value, self.order):
+                total += column.nbytes if 0 not in column.strides else column.itemsize
+            self._nbytes = total
+        return self._nbytes
 
     def _check_invariants(self) -> None:
         """Assert the invariant. Raise `CorruptState` if a key has two values at one time."""
@@ -251,7 +253,8 @@ class BatchSlots:
 
     def add_batch(self, batch: Batch) -> BatchRange:
         """Assign a slot to a batch, and return all rows of the batch as a range. O(columns)."""
-        batch = replace(batch, ordered=True, summed=self.summed) if self.ordered else batch
+        if self.ordered:
+            batch = replace(batch, ordered=True, summed=self.summed)
         if self.free:
             slot = self.free.pop()
             self.by_slot[slot] = batch
@@ -259,10 +262,13 @@ class BatchSlots:
             slot = len(self.by_slot)
             self.by_slot.append(batch)
         self.pool.set_batch(slot, batch.rows)
-        self._count_bytes(batch, 1)
+        if batch.mapped is None:
+            self.resident += batch.nbytes
+        else:
+            self.mapped += batch.mapped.nbytes
         if self.summed:
             self._set_addresses(slot, batch)
-        return BatchRange(slot, 0, batch.high.size)
+        return tuple.__new__(BatchRange, (slot, 0, batch.high.size))
 
     def freeze(self) -> BatchSlots:
         """Return a copy of the current slots, which a reader in a different thread can use.  O(columns * batches)."""

@@ -85,6 +85,8 @@ class Index:
         self.tombstones, self.parted = False, 0
         self.table: Words = np.zeros((self.capacity + self.spare, self.width), np.uint64)
         self._cut = np.uint64(LEAST), np.uint64(1)
+        self.probe = self.table, *self._cut
+        """The first arguments of the kernels that search the table."""
 
     def set_threads(self, threads: Threads) -> None:
         """Share the work among threads.  Results do not depend on the number of threads."""
@@ -128,6 +130,9 @@ class Index:
 
         Call `reserve_entries` first. No key may be in more than one write. Writes to different shards run in parallel.
         """
+        if len(writes) == 1 and (new := self._write_versions(writes[0])) >= 0:
+            self.used += new
+            return
         apart = self.shards > 1 and len(writes) > 1 and self._is_one_write_per_shard(writes)
         while True:
             added = (
@@ -261,7 +266,10 @@ class Index:
         writes. Without this call, the table would grow for the first write alone. The keys of this write would fill
         only the lower half of the table, where each key takes a long search.
         """
-        need, held = self._count_slots(self.used, more), self.capacity * self.shards
+        held = self.capacity * self.shards
+        if self.used + self.parted + more <= LOAD * held:
+            return
+        need = self._count_slots(self.used, more)
         if need > held:
             if self.tombstones or not self.keeps:
                 # Reuse the slots of dropped deletions, so that a table that gets only new keys does not grow forever.
@@ -296,6 +304,7 @@ class Index:
             if min(used) >= 0:
                 self.table, self.capacity, self.shards, self.used = table, capacity, shards, sum(used)
                 self._cut = cut[-2:]
+                self.probe = table, *self._cut
                 self.built += 1
                 self.tombstones = False
                 return

@@ -24,7 +24,7 @@ from ddflow.errors import CorruptState
 from ddflow.kernels.differences import SummedRows, merge_differences
 from ddflow.kernels.merge import prune_versions
 from ddflow.kernels.resolve import LIVE
-from ddflow.time import NEVER
+from ddflow.time import NEVER, BatchDescription
 from ddflow.trace.batch import (
     END,
     Batch,
@@ -248,7 +248,12 @@ class RunMerge:
     @property
     def remaining_versions(self) -> int:
         """The number of input versions that the merge has not processed."""
-        return sum(map(len, self.inputs))
+        return sum([run.size for run in self.inputs])
+
+    @property
+    def description(self) -> BatchDescription:
+        """The times of the output."""
+        return self.output.description
 
     @property
     def parts(self) -> list[BatchRange]:

@@ -123,10 +123,7 @@ class Spine:
     @property
     def upper(self) -> int:
         """The end of the newest run's time range, or NEVER if there is no run."""
-        if not self.items:
-            return NEVER
-        item = self.items[-1]
-        return (item if isinstance(item, Run) else item.output).description.upper
+        return self.items[-1].description.upper if self.items else NEVER
 
     def freeze(self) -> Spine:
         """Return a copy of the current runs, including the inputs and outputs of merges.  O(parts)."""
@@ -139,13 +136,17 @@ class Spine:
         self.items.append(run)
         self.fresh += run.size
 
+    def has_enough_new_runs(self, needed: int) -> bool:
+        """Return whether enough runs or versions are new for a new plan. ``needed``: as for `plan_merges`."""
+        return len(self.items) - self.planned >= self.fan // 8 or self.fresh * 16 > needed
+
     def plan_merges(self, needed: int, alone: bool, target: Target | None = None) -> None:
         """Start merges as long as `choose_merge_start` chooses runs.  O(runs).
 
         ``needed``: the approximate number of versions that a merge of all runs would leave.  ``alone``: whether no
         other layer has older versions.  ``target``: the function that stores merged runs, None for memory.
         """
-        if len(self.items) - self.planned < self.fan // 8 and self.fresh * 16 <= needed:
+        if not self.has_enough_new_runs(needed):
             return
         while True:
             self.planned, self.fresh = len(self.items), 0

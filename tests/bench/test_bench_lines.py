@@ -40,7 +40,7 @@ def data(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPat
 
 def test_every_step_of_the_latency_bench_counts() -> None:
     for events, steps in ((1, 30), (100, 20), (1500, 5)):
-        row = latency.BENCH.measure(events, steps, keys=3_000)
+        row = latency.BENCH.measure("upsert", events, steps, keys=3_000)
         assert len(row["us"]) == steps
         assert 0 < row["median_us"] <= row["p99_us"] <= row["max_us"] == pytest.approx(max(row["us"]), abs=0.1)
 

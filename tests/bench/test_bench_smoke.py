@@ -81,7 +81,7 @@ def test_the_bars_of_operators_are_of_their_bases() -> None:
     assert found == {
         "aggregates": True,
         "top-10": False,
-        "join": False,
+        "join": True,
         "revenue-few": True,
         "join-large within 128MB": True,
         "join-large: what is held": False,

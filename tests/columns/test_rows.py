@@ -15,7 +15,8 @@ from rules import canonical, rank
 from ddflow.columns.hashing import Secret, compute_value_hashes
 from ddflow.columns.layout import make_writable
 from ddflow.columns.order_words import dense_ranks
-from ddflow.columns.rows import RowPool, Rows, RowView, gather_table
+from ddflow.columns.row_views import RowView
+from ddflow.columns.rows import RowPool, Rows, gather_table
 from ddflow.columns.threads import Threads
 from ddflow.errors import TooLarge
 from ddflow.kernels.gather import SLOT

@@ -114,7 +114,7 @@ def test_every_event_is_released_once_by_the_first_seal_above_its_time_in_order(
             if isinstance(step, list):
                 events = [(upper + max(time, 0), arrived + i) for i, time in enumerate(step)]
                 arrived += len(step)
-                waiting = waiting.copy_with_events(run_of(events, shared))
+                waiting = waiting.copy_with_events(run_of(events, shared).sort_by_time())
                 pending = pending + events
             elif step[0] == "fork":
                 old.append((alone(waiting), pending))

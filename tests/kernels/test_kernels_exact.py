@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from ddflow.kernels.accumulate import number_cells
-from ddflow.kernels.decimals import combine_decimals
 from ddflow.kernels.exact import accumulate_words
-from ddflow.kernels.exact_results import divide_words, write_integers, write_rounded_quotients
+from ddflow.kernels.exact_results import combine_decimals, divide_words, write_integers, write_rounded_quotients
 
 pytestmark = pytest.mark.kernels
 NONE, MASK = np.empty(0, np.uint8), 2**64 - 1

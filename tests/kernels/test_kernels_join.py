@@ -8,8 +8,8 @@ from hypothesis import given, settings, strategies as st
 
 from ddflow.kernels.join import (
     GroupRows,
-    HeldRows,
     Pairs,
+    PriorRows,
     SortedUpdates,
     count_pairs,
     list_group_rows,
@@ -46,13 +46,13 @@ def list_side(groups: list[dict[int, Any]], base: int) -> GroupRows:
     words, held_words = (np.array([row[1] for row in rows], np.uint64).reshape(-1, 1) for rows in (updates, held))
     ranks, diffs = np.array([row[2] for row in updates], np.int32), ints(row[3] for row in updates)
     given = SortedUpdates(begins.astype(np.int64), words, ints(1000 + base + row[1] for row in updates), ranks, diffs)
-    old = HeldRows(
+    old = PriorRows(
         held_begins.astype(np.int64), held_words, ints(base + row[1] for row in held), ints(row[2] for row in held)
     )
     return list_rows(given, old)
 
 
-def list_rows(updates: SortedUpdates, held: HeldRows) -> GroupRows:
+def list_rows(updates: SortedUpdates, held: PriorRows) -> GroupRows:
     n, m = updates.diff.size, held.reference.size
     rooms = (updates.begins.size, n + m + 1, n + m + 1, n + m + 1)
     out = GroupRows(*(np.empty(room, np.int64) for room in rooms), np.empty(n, np.int32), np.empty(n, np.int64))
@@ -97,13 +97,13 @@ def test_a_key_has_one_row_at_each_time() -> None:
     none = np.empty((5, 0), np.uint64)
     ranks, diffs = np.array([0, 0, 2, 2, 3], np.int32), ints([1, -1, -1, 1, -1])
     updates = SortedUpdates(ints([0, 5]), none, ints([11, 10, 11, 12, 12]), ranks, diffs)
-    rows = list_rows(updates, HeldRows(ints([0, 1]), none[:1], ints([70]), ints([1])))
+    rows = list_rows(updates, PriorRows(ints([0, 1]), none[:1], ints([70]), ints([1])))
     assert rows.reference.tolist() == [10, 11, 12] and rows.before.tolist() == [1, 0, 0]
     changes = [
         (rows.rank[a:b].tolist(), rows.diff[a:b].tolist()) for a, b in zip(rows.changes, rows.changes[1:], strict=False)
     ]
     assert changes == [([0], [-1]), ([0, 2], [1, -1]), ([2, 3], [1, -1])]
-    missing = list_rows(updates, HeldRows(ints([0, 0]), none[:0], ints([]), ints([])))
+    missing = list_rows(updates, PriorRows(ints([0, 0]), none[:0], ints([]), ints([])))
     assert (missing.reference.tolist(), missing.before.tolist()) == ([10, 11, 12], [0, 0, 0])
 
 

@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar
 import pyarrow as pa
 
 from ddflow.columns.names import DIFF, did_you_mean
-from ddflow.columns.rows import make_row_dict
+from ddflow.columns.row_views import make_row_dict
 from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.graph import RowLookup
 from ddflow.dataflow.holds import make_went_back_error

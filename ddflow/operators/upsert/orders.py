@@ -100,8 +100,10 @@ class Order:
 
         ``original``: the events' own times, if late events are advanced. ``gone``: marks the deletes (for "greatest").
         """
-        columns: list[Ints] = [original] if self.timed and original is not None else []
         n = events.num_rows
+        if not self.event_word_count:
+            return np.empty((n, 0), np.int64)
+        columns: list[Ints] = [original] if self.timed and original is not None else []
         if self.ranks_base:
             columns.append(np.zeros(n, np.int64))
         else:

@@ -7,7 +7,6 @@ gathered when they are first read.
 Guarantees: resolution leaves the state unchanged. `RunningUpsert.apply` applies the changes later.
 """
 
-from functools import cached_property
 from operator import itemgetter
 from typing import Any
 
@@ -16,7 +15,8 @@ import pyarrow as pa
 
 from ddflow.columns.hashing import NONE, Flags, Ints, Narrow, unpack_validity
 from ddflow.columns.layout import SMALL, Arena, Column, ColumnBuffers, fixed_width
-from ddflow.columns.rows import RowPool, Rows, RowView, gather_buffers, gather_table, row_values
+from ddflow.columns.row_views import RowView
+from ddflow.columns.rows import RowPool, Rows, gather_columns_of_pool, gather_table, row_values
 from ddflow.columns.sorting import cut_shards
 from ddflow.columns.threads import ALONE
 from ddflow.errors import ErrorText, Option, TieRefused
@@ -85,9 +85,9 @@ class FullRows:
 
     def payload(self) -> Rows:
         """Return the full rows in the form in which the arrangement stores them."""
-        state, gone = self.state, self.keyed.gone
-        columns = list(map(self.keyed.columns.__getitem__, state.given))
-        shape = state.output_arrangement.slots.pool.shape
+        state, gone, given = self.state, self.keyed.gone, self.keyed.columns
+        columns = [given[name] for name in state.given]
+        shape = state.arrangements[0].slots.pool.shape
         # Ignore nulls that only deletions have, but not in exact key columns, because a retraction may take its key
         # from an exact key column.
         nulls = [
@@ -200,6 +200,8 @@ class Resolved:
         ``rows``: the full rows to resolve. ``winners``: whether a caller needs `winner_orders`.
         """
         self.upsert, self.bound, self.keyed, self.rows = state, state.bound, keyed, rows
+        self._pool: RowPool | None = None
+        self._changes: list[ArrangementChange] | None = None
         self.out, self.spans, self.done = self._resolve_keys(winners)
         self.about, self.diffs, self.ranks, self.parts, counts = self._emit_updates()
         self.counts, self._verdict = rows.count_verdicts(self.out.outcome, counts)
@@ -286,11 +288,10 @@ class Resolved:
     def column_from_events(self, name: str) -> pa.Array | None:
         """Build a column of the updates from the events that caused them, if both have exactly the same values.
 
-        Return None if there are few updates, the values possibly differ, or the type is not 64 bits wide. O(events).
+        Return None if the values possibly differ, or the type is not 64 bits wide. O(events).
         """
         state, hashes = self.upsert, NONE
-        # If there are few values, they are gathered together with the other columns, in one kernel.
-        if self.diffs.size < SMALL or not (name in state.exact or self._can_unhash_column(name)):
+        if not (name in state.exact or self._can_unhash_column(name)):
             return None
         column = self.rows.column(name)
         if name not in state.exact:
@@ -314,24 +315,30 @@ class Resolved:
         """
         return name == self.upsert.hashed and not self.pool.holes >> self.pool.at[name] & 1
 
-    @cached_property
+    @property
     def pool(self) -> RowPool:
         """The pool that the references of updates point into."""
-        return self.upsert.output_arrangement.prepare_row_pool(self.rows.payload())
+        if self._pool is None:
+            self._pool = self.upsert.arrangements[0].prepare_row_pool(self.rows.payload())
+        return self._pool
 
     def updates(self, schema: pa.Schema) -> Updates:
         """Return the differences, sorted by time. A column is gathered on its first read. O(updates)."""
-        return Updates(
-            RowView(self.pool, self.about, schema, self.column_from_events), self.ranks, self.diffs, self.keyed.times
-        )
+        # If there are few values, they are gathered together with the other columns, in one kernel.
+        near = None if self.diffs.size < SMALL else self.column_from_events
+        rows = RowView(self.pool, self.about, schema, near)
+        return tuple.__new__(Updates, (rows, self.ranks, self.diffs, self.keyed.times))
 
-    @cached_property
+    @property
     def changes(self) -> list[ArrangementChange]:
-        """The changes to apply to the state, in ascending order of identities. O(versions)."""
-        both = zip(self.spans, self.done, strict=True)
-        return self.upsert.threads.run_in_parallel(
-            self._build_change, [(*span, *done[1::2], done[4]) for span, done in both]
-        )
+        """The changes to apply to the state, in ascending order of identities. O(versions), once."""
+        if self._changes is None:
+            work = [(*span, done[1], done[3], done[4]) for span, done in zip(self.spans, self.done, strict=True)]
+            if len(work) == 1:
+                self._changes = [self._build_change(*work[0])]
+            else:
+                self._changes = self.upsert.threads.run_in_parallel(self._build_change, work)
+        return self._changes
 
     def _build_stored_columns(self, out: Outcomes) -> list[Column]:
         """Build the rows of versions.
@@ -339,15 +346,19 @@ class Resolved:
         A column with a reversible hash is computed from its hashes. Other columns are gathered by reference.
         """
         state, words = self.upsert, dict[str, Column]()
-        if out.row.size >= SMALL:
+        described = self.pool.describe_columns(state.stored)
+        if out.row.size < SMALL:
+            return gather_columns_of_pool(self.pool, out.row, described.values())
+        if state.identity is not None or state.hashed is not None:
             for name, hashes, keep in ((state.identity, out.high, ALL), (state.hashed, out.value, out.live)):
                 if name is not None and (name == state.identity or self._can_unhash_column(name)):
                     values = np.empty(hashes.size, np.uint64)
                     unmix_words(hashes, keep, *state.secret.words, values)
                     kind = self.pool.schema.field(name).type
                     words[name] = ColumnBuffers(kind, hashes.size, [None, pa.py_buffer(values)], 0)
-        rest = iter(gather_buffers(self.pool, out.row, [field for field in state.stored if field.name not in words]))
-        return [words[field.name] if field.name in words else next(rest) for field in state.stored]
+        others = [column for name, column in described.items() if name not in words]
+        rest = iter(gather_columns_of_pool(self.pool, out.row, others))
+        return [words[name] if name in words else next(rest) for name in described]
 
     def _build_change(
         self, begin: int, end: int, versions: int, live_added: int, tombstones_added: int
@@ -363,18 +374,15 @@ class Resolved:
         rows = Rows.from_columns(columns, shape, versions)
         words = self.rows.words[out.event] if order.words else np.empty((versions, 0), np.int64)
         high, low, live = out.high, out.low, out.live
-        time = repeat_value(int(self.keyed.times[-1]), versions, np.int64) if self.keyed.settled else out.time
+        time = out.time
+        if self.keyed.settled:
+            time = repeat_value(int(self.keyed.times[-1]), versions, np.int64)
         if versions < self.out.high.size // 2 // len(self.spans):
             # Copy the rows, because a slice would keep the whole array in memory.
             high, low, live = high.copy(), low.copy(), live.copy()
             time = time if self.keyed.settled else time.copy()
         batch = Batch(high, low, time, live, NONE, words, rows)
-        return ArrangementChange(
-            batch,
-            out.value,
-            out.last,
-            self.keyed.prior.place[begin:end],
-            self.keyed.built,
-            live_added,
-            tombstones_added,
-        )
+        keyed = self.keyed
+        place = keyed.prior.place[begin:end]
+        change = batch, out.value, out.last, place, keyed.built, live_added, tombstones_added
+        return tuple.__new__(ArrangementChange, change)

@@ -79,7 +79,7 @@ class UpsertState(ReadableNode):
         self.expiring = KeyExpiry(bound, self.order, self.output_arrangement, self.keys) if expires else None
         row = bound.row_schema
         self.values = RowHasher(pa.schema([row.field(name) for name in bound.tracked]), secret, threads)
-        self.stored = list(row)
+        self.stored = row
         """The columns of the row."""
         self.given = [*row.names, *(bound.spec.order_by if self.order.hidden else ())]
         """The columns of events that are stored."""

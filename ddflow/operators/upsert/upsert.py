@@ -8,14 +8,17 @@ Guarantees: the sum of the differences up to any time has one row for each live 
 until the whole step has been computed for all inputs.
 """
 
-from typing import Self
+from typing import Self, cast
 
-from ddflow.columns.hashing import Ints
+from ddflow.columns.hashing import Ints, Secret
+from ddflow.columns.threads import ALONE, Threads
 from ddflow.errors import DdflowError, SpecError
 from ddflow.operators.upsert.events import Events
 from ddflow.operators.upsert.merged import MergedRows
 from ddflow.operators.upsert.resolution import FullRows, Resolved
+from ddflow.operators.upsert.small_steps import SmallSteps
 from ddflow.operators.upsert.state import UpsertState
+from ddflow.plan.inputs.bind import BoundUpserts
 
 
 class RunningUpsert(UpsertState):
@@ -36,6 +39,10 @@ class RunningUpsert(UpsertState):
     [1, -1, 1]
     """
 
+    def __init__(self, bound: BoundUpserts, secret: Secret, threads: Threads = ALONE) -> None:
+        super().__init__(bound, secret, threads)
+        self.small = SmallSteps(self)
+
     def require_keys(self, asked: str, error: type[DdflowError] = SpecError) -> Self:
         """Return this input. An input without keys would raise ``error``."""
         return self
@@ -46,6 +53,10 @@ class RunningUpsert(UpsertState):
         ``times``: the step's distinct times, ascending. ``since``: the value of ``since`` after the step. ``winners``:
         whether a caller needs `Resolved.winner_orders`. O(n) expected. Raises `TieRefused` under ``tie="error"``.
         """
+        if not winners and self.small.fits:
+            few = self.small.resolve(self, events, times, since)
+            if few is not None:
+                return cast(Resolved, few)  # it has the methods that a caller without ``winners`` uses
         self.arena.reset()
         keyed = self.sort_by_key(events, times, since)
         rows = (FullRows if self.bound.merging is None else MergedRows)(self, keyed, since)

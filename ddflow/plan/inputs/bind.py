@@ -13,11 +13,12 @@ columns, and marks the events of a batch that are deletes or lack a key. A bindi
 [1]
 """
 
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +26,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from ddflow.columns.hashing import Flags, unpack_booleans, unpack_validity
+from ddflow.columns.layout import OTHER, column_layout
 from ddflow.columns.names import DIFF, check_columns_exist
 from ddflow.columns.schema import is_flat_type, is_key_type, is_text, is_time_type
 from ddflow.connectors.formats.base import ABSENT, BAD, DELETED, Format, MessageTarget
@@ -34,6 +36,9 @@ from ddflow.plan.inputs.spec import Tombstone, Upsert
 from ddflow.plan.merge.bound import BoundMerge, bind_merge, build_event_schema, build_merged_row_schema
 from ddflow.plan.merge.merge import Merge
 from ddflow.plan.merge.strategy import last
+
+NULL_TEST: Final = re.compile(r"\s*(?:[A-Za-z_]\w*|`[^`]+`)\s+is\s+null\s*", re.IGNORECASE)
+"""The SQL text of a condition that is true if a column is null."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,6 +199,14 @@ class BoundUpserts(BoundInput):
         """The columns that every batch must have."""
         return [*self.spec.key, *([self.spec.time] if self.spec.time else [])]
 
+    @cached_property
+    def null_deletes(self) -> str | None:
+        """The column whose null deletes a key, if ``delete=`` has the form "column is null"."""
+        read = () if self.condition is None else self.condition.columns or ()
+        if len(read) != 1 or not NULL_TEST.fullmatch(getattr(self.condition, "text", None) or ""):
+            return None
+        return read[0] if column_layout(self.schema.field(read[0]).type)[0] != OTHER else None
+
     def mark_deletes(self, batch: pa.RecordBatch) -> Flags:
         """Mark the events that are deletes by ``delete=``, or because ``where=`` is false: uint8[n]. O(n)."""
         out = self._mark_deletes_by_option(batch)
@@ -206,6 +219,9 @@ class BoundUpserts(BoundInput):
         return out
 
     def _mark_deletes_by_option(self, batch: pa.RecordBatch) -> Flags:
+        if self.null_deletes is not None:
+            present = unpack_validity(batch.column(self.null_deletes))
+            return np.uint8(1) - present if present.size else np.zeros(batch.num_rows, np.uint8)
         if self.condition is not None:
             return unpack_booleans(self.condition(batch))
         if not isinstance(self.spec.delete, Tombstone):
