@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ddflow.columns.hashing import NONE, Ints, Narrow, Words
+from ddflow.columns.hashing import Ints, Narrow, Words
 from ddflow.columns.layout import Arena
 from ddflow.columns.threads import ALONE, Threads
 from ddflow.kernels.sort import sort_range, sort_rows, sort_within_groups
@@ -89,7 +89,7 @@ def sort_by_words(high: Words, low: Words, order: Ints, arena: Arena | None = No
 
     ``order``: int64[n, w], the further words, unsigned. O(n log n).
     """
-    by = sort_by_identity(high, NONE, arena)
+    by = sort_by_identity(high, low, arena)
     more, starts = np.ascontiguousarray(order).view(np.uint64), np.empty(high.size + 1, np.int32)
-    n = sort_within_groups(by.permutation, by.starts, low, more, np.empty(high.size, np.int32), starts)
-    return SortedRows(by.permutation, by.high, low.take(by.permutation), starts[: n + 1])
+    n = sort_within_groups(by.permutation, by.starts, more, np.empty(high.size, np.int32), starts)
+    return by._replace(starts=starts[: n + 1])

@@ -29,6 +29,9 @@ from ddflow.kernels.pointer import load_u64
 HIGH, LOW, MORE, TIME, STRIDE, DIFF = range(6)
 """Columns of a table of batches: addresses of columns, and at `STRIDE` the number of bytes from a time to the next."""
 FIELDS = 6
+WORD, HEAD = 3, 4
+"""Columns of scratch memory with the next row of each range, beside the two words of the group and the address of the
+other words: the first of these words. `HEAD` is the number of columns."""
 CLOSE = 16
 """The number of rows that a search reads before it estimates where the group is."""
 ALWAYS = (1 << 63) - 1
@@ -60,48 +63,61 @@ def _load_word(base: np.uint64, row: Number) -> np.uint64:
 
 
 @kernel
-def _compare_rows(
-    low: np.uint64,
-    more: np.uint64,
-    row: Number,
-    other_low: np.uint64,
-    other_more: np.uint64,
-    there: Number,
-    words: Number,
-) -> int:
-    """Compare the identities of two rows with the same first word. Return -1, 0 or 1.
-
-    The addresses are those of the second words, and of the words beyond two.
-    """
-    a, b = _load_word(low, row), _load_word(other_low, there)
-    w = 0
-    while a == b and w < words:
-        a, b = _load_word(more, row * words + w), _load_word(other_more, there * words + w)
-        w += 1
-    return 0 if a == b else (-1 if a < b else 1)
-
-
-@kernel
-def _load_time(times: np.uint64, stride: np.uint64, row: Number) -> Any:
+def _load_time(batches: Words2d, slot: Number, row: Number) -> Any:
     """Load the time of a row."""
-    return np.int64(load_u64(times + np.uint64(row) * stride))
+    return np.int64(load_u64(batches[slot, TIME] + np.uint64(row) * batches[slot, STRIDE]))
 
 
 @kernel
-def _find_least_range(ranges: Ints2d, count: Number, heads: Words2d, words: Number) -> Number:
-    """Find the range whose next row is the least by identity, then time."""
-    best: Any = np.int64(0)
+def _compare_words(one: np.uint64, other: np.uint64, first: Number, n: Number) -> int:
+    """Compare the words from ``first`` to n - 1 at two addresses. Return -1, 0 or 1."""
+    for w in range(first, n):
+        a, b = load_u64(one + np.uint64(w << 3)), load_u64(other + np.uint64(w << 3))
+        if a != b:
+            return -1 if a < b else 1
+    return 0
+
+
+@kernel
+def _take_least_group(
+    ranges: Ints2d, count: Number, heads: Words2d, batches: Words2d, words: Number
+) -> tuple[Number, np.uint64, np.uint64]:
+    """Move the ranges that begin with the least group to the front.
+
+    Return their number, and the words of the group.
+    """
+    high, low = heads[0, HIGH], heads[0, LOW]
     for i in range(1, count):
-        if heads[i, HIGH] != heads[best, HIGH]:
-            best = i if heads[i, HIGH] < heads[best, HIGH] else best
+        if heads[i, HIGH] < high or (heads[i, HIGH] == high and heads[i, LOW] < low):
+            high, low = heads[i, HIGH], heads[i, LOW]
+    size = 0
+    for i in range(count):
+        if heads[i, HIGH] == high and heads[i, LOW] == low:
+            for field in range(3):
+                ranges[size, field], ranges[i, field] = ranges[i, field], ranges[size, field]
+            for field in range(2):
+                heads[size, field], heads[i, field] = heads[i, field], heads[size, field]
+            heads[size, MORE] = batches[ranges[size, 0], MORE] + np.uint64((ranges[size, 1] * words) << 3)
+            heads[size, WORD] = load_u64(heads[size, MORE]) if words > 0 else np.uint64(0)
+            size += 1
+    return size, high, low
+
+
+@kernel
+def _find_least_range(ranges: Ints2d, count: Number, heads: Words2d, batches: Words2d, words: Number) -> Number:
+    """Find the range of a group whose next row is the least by its other words, then time."""
+    best, least = np.int64(0), heads[0, WORD]
+    for i in range(1, count):
+        if heads[i, WORD] > least:
             continue
-        row, there = ranges[i, 1], ranges[best, 1]
-        others = heads[best, LOW], heads[best, MORE]
-        order = _compare_rows(heads[i, LOW], heads[i, MORE], row, others[0], others[1], there, words)
-        if order == 0:
-            mine = _load_time(heads[i, TIME], heads[i, STRIDE], row)
-            order = -1 if mine < _load_time(heads[best, TIME], heads[best, STRIDE], there) else 1
-        best = i if order < 0 else best
+        order = -1
+        if heads[i, WORD] == least:
+            order = _compare_words(heads[i, MORE], heads[best, MORE], 1, words)
+            if order == 0:
+                mine = _load_time(batches, ranges[i, 0], ranges[i, 1])
+                order = -1 if mine < _load_time(batches, ranges[best, 0], ranges[best, 1]) else 1
+        if order < 0:
+            best, least = np.int64(i), heads[i, WORD]
     return best
 
 
@@ -119,49 +135,62 @@ def _merge_ranges(
     """Merge ranges of rows and write the sums from position ``to`` on. Return the next position.
 
     - ranges, int64[count, 3]: the slot, the first row and the end of each range. The kernel uses this as scratch.
-    - heads, uint64[count, FIELDS]: scratch memory.
+    - heads, uint64[count, HEAD]: scratch memory.
     """
     reference, diffs, more, highs, lows, times = out
+    room, whole, stride = reference.size, highs.size != 0, np.uint64(words << 3)
     for i in range(count):
-        for field in range(FIELDS):
-            heads[i, field] = batches[ranges[i, 0], field]
-        # The first word of the next row replaces the address of the first words.
-        heads[i, HIGH] = _load_word(heads[i, HIGH], ranges[i, 1])
-    slot, row, total, time = np.int64(-1), np.int64(0), np.int64(0), np.int64(0)
-    high, lows_at, more_at = np.uint64(0), np.uint64(0), np.uint64(0)
-    while True:
-        best, here, at, when = np.int64(0), np.int64(0), np.int64(0), since
-        same: Any = np.int64(1)
-        if count > 0:
-            best = _find_least_range(ranges, count, heads, words)
-            here, at = ranges[best, 0], ranges[best, 1]
-            when = max(_load_time(heads[best, TIME], heads[best, STRIDE], at), since)
-            if slot >= 0 and when == time and heads[best, HIGH] == high:
-                same = _compare_rows(heads[best, LOW], heads[best, MORE], at, lows_at, more_at, row, words)
-        if same == 0:
-            total += np.int64(_load_word(heads[best, DIFF], at))
-        else:
-            if total != 0:
-                if to < reference.size:
-                    reference[to], diffs[to] = (slot << SLOT) | row, total
-                    for w in range(words):
-                        more[to, w] = _load_word(more_at, row * words + w)
-                    if highs.size != 0:
-                        highs[to], lows[to], times[to] = high, _load_word(lows_at, row), time
-                to += 1
-            if count == 0:
-                return to
-            slot, row, total, time = here, at, np.int64(_load_word(heads[best, DIFF], at)), when
-            high, lows_at, more_at = heads[best, HIGH], heads[best, LOW], heads[best, MORE]
-        ranges[best, 1] = at + 1
-        if at + 1 < ranges[best, 2]:
-            heads[best, HIGH] = _load_word(batches[here, HIGH], at + 1)
-        else:
-            count -= 1
-            for i in range(3):
-                ranges[best, i] = ranges[count, i]
-            for field in range(FIELDS):
-                heads[best, field] = heads[count, field]
+        slot, at = ranges[i, 0], ranges[i, 1]
+        heads[i, HIGH], heads[i, LOW] = _load_word(batches[slot, HIGH], at), _load_word(batches[slot, LOW], at)
+    while count > 0:
+        size, high, low = _take_least_group(ranges, count, heads, batches, words)
+        slot, row, total, time = np.int64(-1), np.int64(0), np.int64(0), np.int64(0)
+        active, address, word = size, np.uint64(0), np.uint64(0)
+        while True:
+            best, same = np.int64(0), 1
+            here, at, when, diff = np.int64(-1), np.int64(0), np.int64(0), np.int64(0)
+            if active > 0:
+                best = _find_least_range(ranges, active, heads, batches, words)
+                here, at = ranges[best, 0], ranges[best, 1]
+                when = max(_load_time(batches, here, at), since)
+                diff = np.int64(_load_word(batches[here, DIFF], at))
+                if slot >= 0 and heads[best, WORD] == word and when == time:
+                    same = _compare_words(heads[best, MORE], address, 1, words)
+            if same == 0:
+                total += diff
+            else:
+                if total != 0:
+                    if to < room:
+                        reference[to], diffs[to] = (slot << SLOT) | row, total
+                        for w in range(words):
+                            more[to, w] = load_u64(address + np.uint64(w << 3))
+                        if whole:
+                            highs[to], lows[to], times[to] = high, low, time
+                    to += 1
+                if active == 0:
+                    break
+                slot, row, total, time, word, address = here, at, diff, when, heads[best, WORD], heads[best, MORE]
+            at += 1
+            ranges[best, 1] = at
+            if at < ranges[best, 2]:
+                heads[best, HIGH] = _load_word(batches[here, HIGH], at)
+                heads[best, LOW] = _load_word(batches[here, LOW], at)
+                if heads[best, HIGH] == high and heads[best, LOW] == low:
+                    heads[best, MORE] += stride
+                    heads[best, WORD] = load_u64(heads[best, MORE]) if words > 0 else np.uint64(0)
+                    continue
+            active -= 1
+            for field in range(3):
+                ranges[best, field], ranges[active, field] = ranges[active, field], ranges[best, field]
+            for field in range(HEAD):
+                heads[best, field], heads[active, field] = heads[active, field], heads[best, field]
+        for i in range(size - 1, -1, -1):
+            if ranges[i, 1] == ranges[i, 2]:
+                count -= 1
+                for field in range(3):
+                    ranges[i, field] = ranges[count, field]
+                heads[i, HIGH], heads[i, LOW] = heads[count, HIGH], heads[count, LOW]
+    return to
 
 
 @kernel
@@ -183,8 +212,45 @@ def merge_differences(parts: Ints2d, batches: Words2d, words: np.int64, since: n
     >>> merge_differences(every, np.array([batch], np.uint64), 1, 9, out), out.diff[:1].tolist(), out.time[:1].tolist()
     (1, [7], [9])
     """
-    n, heads = parts.shape[0], np.empty((parts.shape[0], FIELDS), np.uint64)
+    n, heads = parts.shape[0], np.empty((parts.shape[0], HEAD), np.uint64)
     return int(_merge_ranges(parts.copy(), n, heads, batches, words, since, np.int64(0), out))
+
+
+@kernel
+def net_differences(
+    high: Words, low: Words, more: Words2d, times: Ints, diffs: Ints, places: Ints, out: SummedRows
+) -> int:
+    """Add up the diffs of equal rows and times, and leave out sums of 0. Return the number of written rows. O(n).
+
+    Input, sorted by identity, then time:
+    - high, low, uint64[n], and more, uint64[n, w]: the identity of each row.
+    - times, diffs, places, int64[n]: the time, the diff and the reference of each row.
+
+    Output:
+    - out: the rows, with room for n rows.
+
+    >>> one, two = np.array([5, 5], np.uint64), np.array([3, 3])
+    >>> out = SummedRows.allocate(2, 1, grouped=False)
+    >>> net_differences(one, one, one.reshape(2, 1), two, two, two, out), out.diff[:1].tolist()
+    (1, [6])
+    """
+    reference, summed, others, highs, lows, stamps = out
+    to, words = -1, more.shape[1]
+    for i in range(high.size):
+        same = i > 0 and times[i] == times[i - 1] and high[i] == high[i - 1] and low[i] == low[i - 1]
+        w = 0
+        while same and w < words:
+            same = more[i, w] == more[i - 1, w]
+            w += 1
+        if same:
+            summed[to] += diffs[i]
+            continue
+        if to < 0 or summed[to] != 0:
+            to += 1
+        highs[to], lows[to], stamps[to], summed[to], reference[to] = high[i], low[i], times[i], diffs[i], places[i]
+        for w in range(words):
+            others[to, w] = more[i, w]
+    return to + 1 if to < 0 or summed[to] != 0 else to
 
 
 @kernel
@@ -251,7 +317,7 @@ def collect_group_rows(
     0
     """
     n, to = parts.shape[0], np.int64(0)
-    at, ranges, heads = parts[:, 1].copy(), np.empty((n, 3), np.int64), np.empty((n, FIELDS), np.uint64)
+    at, ranges, heads = parts[:, 1].copy(), np.empty((n, 3), np.int64), np.empty((n, HEAD), np.uint64)
     for g in range(high.size):
         begins[g], count = to, 0
         for p in range(n):
@@ -273,3 +339,41 @@ def collect_group_rows(
             to = _merge_ranges(ranges, count, heads, batches, words, ALWAYS, to, out)
     begins[high.size] = to
     return int(to)
+
+
+@kernel
+def sum_rows(high: Words, low: Words, more: Words2d, parts: Ints2d, batches: Words2d, out: Ints) -> None:
+    """Add up the diffs of rows, at all times together.  O(n parts log rows of a group) expected for n rows.
+
+    - high, low, uint64[n], and more, uint64[n, w]: the identities of the rows, ascending.
+    - parts, batches: as in `merge_differences`.
+    - out, int64[n]: the sums, which the kernel writes.
+
+    >>> none, parts, batches = np.empty(0, np.uint64), np.empty((0, 3), np.int64), np.empty((0, 6), np.uint64)
+    >>> sum_rows(none, none, none.reshape(0, 1), parts, batches, np.empty(0, np.int64))
+    """
+    words, others = more.shape[1], np.uint64(more.ctypes.data)
+    out[:] = 0
+    for p in range(parts.shape[0]):
+        slot, row, end = parts[p, 0], parts[p, 1], parts[p, 2]
+        base, lows, mores, diffs = batches[slot, HIGH], batches[slot, LOW], batches[slot, MORE], batches[slot, DIFF]
+        for i in range(high.size):
+            row, mine = _find_first_row(base, row, end, high[i]), others + np.uint64((i * words) << 3)
+            step, least, most = np.int64(1), row, end
+            while least < most:  # a search that doubles its steps, and then halves the rest
+                middle = min(least + step - 1, (least + most) >> 1)
+                beyond = _load_word(base, middle) != high[i]
+                way = 1 if beyond or _load_word(lows, middle) > low[i] else -1
+                if not beyond and _load_word(lows, middle) == low[i]:
+                    way = _compare_words(mores + np.uint64((middle * words) << 3), mine, 0, words)
+                if way < 0:
+                    least = middle + 1
+                    step += step
+                else:
+                    most = middle
+            row = least
+            while row < end and _load_word(base, row) == high[i] and _load_word(lows, row) == low[i]:
+                if _compare_words(mores + np.uint64((row * words) << 3), mine, 0, words) != 0:
+                    break
+                out[i] += np.int64(_load_word(diffs, row))
+                row += 1

@@ -215,14 +215,13 @@ def read_groups(
     tree: Tree,
     keys: IdentityAddresses,  # the identity words that all entries of a group begin with, for each group
     most: Ints,  # int64[groups]: the wanted number of entries of each group
-    tied: Number,  # entries tie if this number of words after the first two words is equal
     mask: np.uint64,  # the kernel writes an entry if its reference has any of these bits
     references: Ints,  # int64[room]: the reference of each written entry
     values: Words,  # uint64[room]: the value hash of each written entry
     begins: Ints,  # int64[groups + 1]: where the written entries of each group begin
     words: Words2d,  # uint64[room, w]: the words of each written entry after the first two words; may have size 0
 ) -> int:
-    """Write the first ``most`` entries of each group, in order, and all entries that tie with the last one.
+    """Write the first ``most`` entries of each group, in order.
 
     The signature describes the arguments. Returns the number of entries. If there are more than ``room`` entries, only
     the first ``room`` entries are written. O(g log entries + entries walked).
@@ -232,7 +231,7 @@ def read_groups(
     >>> keys, out = IdentityAddresses.from_arrays(one, one[:0], none), (np.empty(0, np.int64), one[:0], np.empty(2,
     ...     np.int64),
     ...     none)
-    >>> read_groups(Tree.from_arrays(arrays), keys, np.array([9]), 0, one[0], *out)
+    >>> read_groups(Tree.from_arrays(arrays), keys, np.array([9]), one[0], *out)
     0
 
     >>> arrays = allocate_tree(4, 4)
@@ -243,7 +242,7 @@ def read_groups(
     3
     >>> references, values, begins = np.empty(4, np.int64), np.empty(4, np.uint64), np.empty(2, np.int64)
     >>> group = IdentityAddresses.from_arrays(words, low[:0], none)
-    >>> read_groups(tree, group, np.array([9]), 0, np.uint64(1 << 60), references, values, begins, none)
+    >>> read_groups(tree, group, np.array([9]), np.uint64(1 << 60), references, values, begins, none)
     2
     """
     found, near, dense = 0, np.int64(0), _is_dense(tree, begins.size)
@@ -252,14 +251,12 @@ def read_groups(
         if _load_int64(tree.counters, TOPS) == 0:
             continue
         near = leaf = _advance_to_leaf(tree, near, keys, g, True, dense)
-        spot, some, going, before = _find_lower_bound(tree, leaf, keys, g), np.int64(0), True, np.int64(0)
+        spot, some, going = _find_lower_bound(tree, leaf, keys, g), np.int64(0), True
         while leaf > 0 and going:
             size = _load_int64(tree.size, leaf)
             while spot < size:
                 here = leaf * LEAF + spot
-                if _compare_entry(tree, here, keys, g) != 0 or (
-                    some >= most[g] and not _is_tie(tree, before, here, tied)
-                ):
+                if some >= most[g] or _compare_entry(tree, here, keys, g) != 0:
                     going = False
                     break
                 if _load_entry_word(tree, here, REF) & mask != np.uint64(0):
@@ -273,25 +270,10 @@ def read_groups(
                                 words[found, w] = _load_entry_word(tree, here, LOW + 1 + w)
                     found += 1
                     some += 1
-                    before = here
                 spot += 1
             leaf, spot = _load_int64(tree.follows, leaf), np.int64(0)
     begins[begins.size - 1] = found
     return found
-
-
-@kernel
-def _is_tie(tree: Tree, before: Number, here: Number, tied: Number) -> bool:
-    """Return whether two entries of a group tie.
-
-    Entries tie if the first ``tied`` words after their first two words are equal. Entry 0 ties with no entry.
-    """
-    if before == 0 or _load_entry_word(tree, before, LOW) != _load_entry_word(tree, here, LOW):
-        return False
-    same = True
-    for w in range(tied):
-        same = same and _load_entry_word(tree, before, LOW + 1 + w) == _load_entry_word(tree, here, LOW + 1 + w)
-    return same
 
 
 @kernel

@@ -1,4 +1,4 @@
-"""Read groups of the ordered index from their ends, and read the ranges (windows) that a change can affect.
+"""Read the ranges (windows) of the ordered index that a change can affect.
 
 A class consists of all entries of a group that have the same order words. The word after the order words is the content
 word. A boundary separates two neighbouring classes if each class has a single entry and the content words of these two
@@ -6,18 +6,14 @@ entries differ. The window of a place extends from the last boundary before the 
 place. If there is no boundary on one side, the window extends to the end of the group on this side. Overlapping windows
 are combined into one window.
 
-Guarantees: `read_groups_backward` writes the output of `ordered.read_groups`, with the entries of each group in
-reverse. The kernels of this file read no columns.
+Guarantees: the kernels of this file read no columns.
 """
-
-from typing import Any
 
 import numpy as np
 
 from ddflow.kernels.arrays import Ints, Words, Words2d
 from ddflow.kernels.compile import kernel
 from ddflow.kernels.index import ID, LOW, REF, VALUE
-from ddflow.kernels.ordered import _is_tie
 from ddflow.kernels.ordered_tree import (
     LEAF,
     TOPS,
@@ -32,105 +28,6 @@ from ddflow.kernels.ordered_tree import (
     _load_leaf,
 )
 from ddflow.kernels.pointer import load_u64
-
-
-@kernel
-def _find_upper_bound(tree: Tree, leaf: Number, keys: IdentityAddresses, row: Number) -> Any:
-    """Count the entries of a leaf that are less than the words of a row or begin with these words.
-
-    >>> from ddflow.kernels.ordered import write_ordered_entries
-    >>> from ddflow.kernels.ordered_tree import allocate_tree
-    >>> arrays = allocate_tree(4, 4)
-    >>> tree, words, none = Tree.from_arrays(arrays), np.array([5, 5, 9], np.uint64), np.empty((3, 0), np.uint64)
-    >>> low, live, last = np.array([1, 2, 0], np.uint64), np.ones(3, np.uint8), np.arange(3)
-    >>> keys, row = IdentityAddresses.from_arrays(words, low, none), np.int64(1 << 61)
-    >>> write_ordered_entries(tree, keys, low, live, last, 0, row, np.int64(1 << 60), False)
-    3
-    >>> references, values, begins = np.empty(4, np.int64), np.empty(4, np.uint64), np.empty(2, np.int64)
-    >>> group = IdentityAddresses.from_arrays(words, low[:0], none)
-    >>> read_groups_backward(tree, group, np.array([9]), 0, np.uint64(1 << 60), references, values, begins, none)
-    2
-    >>> values[:2].tolist()
-    [2, 1]
-    """
-    begin, end = np.int64(0), _load_int64(tree.size, leaf)
-    while begin < end:
-        middle = (begin + end) >> 1
-        if _compare_entry(tree, leaf * LEAF + middle, keys, row) <= 0:
-            begin = middle + 1
-        else:
-            end = middle
-    return begin
-
-
-@kernel
-def read_groups_backward(
-    tree: Tree,
-    keys: IdentityAddresses,
-    most: Ints,
-    tied: Number,
-    mask: np.uint64,
-    references: Ints,
-    values: Words,
-    begins: Ints,
-    words: Words2d,
-) -> int:
-    """Write the entries of groups. Each group is read from its end.
-
-    Write up to ``most`` entries of each group, and then the entries that tie with the last written entry.
-
-    Arguments and results are those of `ddflow.kernels.ordered.read_groups`. O(g log entries + entries walked).
-
-    >>> from ddflow.kernels.ordered_tree import allocate_tree
-    >>> arrays, one, none = allocate_tree(4, 4), np.ones(1, np.uint64), np.empty((1, 0), np.uint64)
-    >>> keys, out = IdentityAddresses.from_arrays(one, one[:0], none), (np.empty(0, np.int64), one[:0], np.empty(2,
-    ...     np.int64),
-    ...     none)
-    >>> read_groups_backward(Tree.from_arrays(arrays), keys, np.array([9]), 0, one[0], *out)
-    0
-    """
-    found, tops = 0, _load_int64(tree.counters, TOPS)
-    at: Any
-    c: Any
-    for g in range(begins.size - 1):
-        begins[g] = found
-        if tops == 0:
-            continue
-        at, c = _descend_to_leaf(tree, keys, g, False)
-        leaf = _load_leaf(tree, at, c)
-        spot, some, going, before = _find_upper_bound(tree, leaf, keys, g), np.int64(0), True, np.int64(0)
-        while going:
-            while spot > 0:
-                here = leaf * LEAF + spot - 1
-                if _compare_entry(tree, here, keys, g) != 0 or (
-                    some >= most[g] and not _is_tie(tree, before, here, tied)
-                ):
-                    going = False
-                    break
-                if _load_entry_word(tree, here, REF) & mask != np.uint64(0):
-                    if found < references.size:
-                        references[found], values[found] = (
-                            np.int64(_load_entry_word(tree, here, REF)),
-                            _load_entry_word(tree, here, VALUE),
-                        )
-                        if words.size != 0:
-                            for w in range(words.shape[1]):
-                                words[found, w] = _load_entry_word(tree, here, LOW + 1 + w)
-                    found += 1
-                    some += 1
-                    before = here
-                spot -= 1
-            if c > 0:
-                c -= 1
-            elif at > 0:
-                at -= 1
-                c = _load_int64(tree.fill, _load_int64(tree.top, at)) - 1
-            else:
-                going = False
-            leaf = _load_leaf(tree, at, c)
-            spot = _load_int64(tree.size, leaf) if going else np.int64(0)
-    begins[begins.size - 1] = found
-    return found
 
 
 @kernel
@@ -254,6 +151,20 @@ def _find_window_begin(
     if _is_boundary(tree, single, before, many, tied):
         start = last
     return start // LEAF, start % LEAF
+
+
+@kernel
+def _is_tie(tree: Tree, before: Number, here: Number, tied: Number) -> bool:
+    """Return whether two entries of a group tie.
+
+    Entries tie if the first ``tied`` words after their first two words are equal. Entry 0 ties with no entry.
+    """
+    if before == 0 or _load_entry_word(tree, before, LOW) != _load_entry_word(tree, here, LOW):
+        return False
+    same = True
+    for w in range(tied):
+        same = same and _load_entry_word(tree, before, LOW + 1 + w) == _load_entry_word(tree, here, LOW + 1 + w)
+    return same
 
 
 @kernel

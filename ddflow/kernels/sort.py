@@ -381,73 +381,137 @@ def order_by_rank(ranks: Narrow, second: Ints, size: np.int64, out: Ints) -> Non
 
 
 @kernel
-def _compare_rows(low: np.uint64, more: np.uint64, words: int, one: Any, other: Any) -> int:
-    """Compare the words of two rows, whose addresses are given; return -1, 0 or 1."""
-    a, b = load_u64(low + np.uint64(one << 3)), load_u64(low + np.uint64(other << 3))
-    w = 0
-    while a == b and w < words:
-        a = load_u64(more + np.uint64((one * words + w) << 3))
-        b = load_u64(more + np.uint64((other * words + w) << 3))
-        w += 1
-    return 0 if a == b else (-1 if a < b else 1)
+def _compare_rows(more: np.uint64, words: int, one: Any, other: Any) -> int:
+    """Compare the words of two rows of a matrix at an address; return -1, 0 or 1."""
+    mine, its = more + np.uint64((one * words) << 3), more + np.uint64((other * words) << 3)
+    for w in range(words):
+        a, b = load_u64(mine + np.uint64(w << 3)), load_u64(its + np.uint64(w << 3))
+        if a != b:
+            return -1 if a < b else 1
+    return 0
 
 
 @kernel
-def sort_within_groups(
-    permutation: Narrow, groups: Narrow, low: Words, more: Words2d, scratch: Narrow, starts: Narrow
-) -> int:
-    """Sort the rows of each group by the other words of their identities. Return the number of identities. O(n log n).
+def _sort_by_merging(permutation: Narrow, begin: Any, end: Any, more: np.uint64, words: int, scratch: Narrow) -> None:
+    """Sort the rows at the places [begin, end) by merging.  O(m log m)."""
+    wide = 1
+    while wide < end - begin:
+        for left in range(begin, end - wide, 2 * wide):
+            middle: Any = left + wide
+            stop: Any = min(left + 2 * wide, end)
+            last, next_ = np.int64(permutation[middle - 1]), np.int64(permutation[middle])
+            if _compare_rows(more, words, last, next_) <= 0:
+                continue
+            for i in range(left, middle):
+                scratch[i] = permutation[i]
+            i, j, to = left, middle, left
+            while i < middle:
+                row: Any = np.int64(scratch[i])
+                if j < stop and _compare_rows(more, words, np.int64(permutation[j]), row) < 0:
+                    permutation[to] = permutation[j]
+                    j += 1
+                else:
+                    permutation[to] = row
+                    i += 1
+                to += 1
+        wide *= 2
 
-    - permutation, int32[n]: the rows sorted by first word. The kernel sorts them further.
-    - groups, int32[g + 1]: the place where each first word begins.
-    - low, uint64[n]: the second word of each row.
-    - more, uint64[n, w]: the words of each row after the second word.
+
+@kernel
+def _sort_large_group(
+    permutation: Narrow,
+    begin: Any,
+    end: Any,
+    more: np.uint64,
+    words: int,
+    scratch: Narrow,
+    ends: Narrow,
+    keys: Words,
+    given: Words,
+) -> None:
+    """Sort the rows at the places [begin, end) by buckets of the first word that differs, and then within buckets.
+
+    ``ends``, ``keys`` and ``given``: scratch memory for m numbers each.
+    """
+    size, w, least, span = end - begin, 0, np.uint64(0), np.uint64(0)
+    while w < words and span == np.uint64(0):
+        least = greatest = load_u64(more + np.uint64((np.int64(permutation[begin]) * words + w) << 3))
+        for i in range(size):
+            word = load_u64(more + np.uint64((np.int64(permutation[begin + i]) * words + w) << 3))
+            given[i], least, greatest = word, min(least, word), max(greatest, word)
+        span, w = greatest - least, w + 1
+    shift = np.uint64(0)
+    while span >> shift >= np.uint64(size):
+        shift += np.uint64(1)
+    buckets = np.int64(span >> shift) + 1
+    ends[:buckets] = 0
+    for i in range(size):
+        ends[np.int64((given[i] - least) >> shift)] += 1
+        scratch[i] = permutation[begin + i]
+    place: Any = np.int64(0)
+    for b in range(buckets):
+        count = np.int64(ends[b])
+        ends[b] = place
+        place += count
+    for i in range(size):
+        bucket = np.int64((given[i] - least) >> shift)
+        place = np.int64(ends[bucket])
+        ends[bucket] = place + 1
+        permutation[begin + place], keys[place] = scratch[i], given[i]
+    first: Any = np.int64(0)
+    for b in range(buckets):
+        stop: Any = np.int64(ends[b])
+        if stop - first > CROWD:
+            _sort_by_merging(permutation, begin + first, begin + stop, more, words, scratch)
+        for i in range(first + 1, stop if stop - first <= CROWD else first):
+            j: Any = i
+            row: Any = np.int64(permutation[begin + i])
+            key = keys[i]
+            while j > first and (
+                keys[j - 1] > key
+                or (keys[j - 1] == key and _compare_rows(more, words, np.int64(permutation[begin + j - 1]), row) > 0)
+            ):
+                permutation[begin + j], keys[j] = permutation[begin + j - 1], keys[j - 1]
+                j -= 1
+            permutation[begin + j], keys[j] = row, key
+        first = stop
+
+
+@kernel
+def sort_within_groups(permutation: Narrow, groups: Narrow, more: Words2d, scratch: Narrow, starts: Narrow) -> int:
+    """Sort the rows of each group by the other words of their identities. Return the number of identities.
+
+    O(n) if the words of a group are spread evenly, and O(n log n) in the worst case.
+
+    - permutation, int32[n]: the rows sorted by group. The kernel sorts them further.
+    - groups, int32[g + 1]: the place where each group begins.
+    - more, uint64[n, w]: the other words of each row.
     - scratch, int32[n]: scratch memory.
     - starts, int32[n + 1]: the place where each identity begins, and then n. The kernel writes this array.
 
-    >>> one, none = np.zeros(1, np.int32), np.empty((1, 0), np.uint64)
-    >>> sort_within_groups(one, np.array([0, 1], np.int32), np.ones(1, np.uint64), none, one.copy(), np.empty(2,
-    ...     np.int32))
-    1
-
     >>> permutation, starts = np.array([2, 0, 1], np.int32), np.empty(4, np.int32)
-    >>> low, none = np.array([7, 5, 7], np.uint64), np.empty((3, 0), np.uint64)
-    >>> sort_within_groups(permutation, np.array([0, 3], np.int32), low, none, permutation.copy(), starts)
+    >>> words = np.array([[7], [5], [7]], np.uint64)
+    >>> sort_within_groups(permutation, np.array([0, 3], np.int32), words, permutation.copy(), starts)
     2
     >>> permutation.tolist(), starts[:3].tolist()
     ([1, 2, 0], [0, 1, 3])
     """
-    found, words = 0, more.shape[1]
+    found, words, most = 0, more.shape[1], np.int64(0)
     # numba counts references to an array at each call of a kernel, but not to an address.
-    seconds, others = np.uint64(low.ctypes.data), np.uint64(more.ctypes.data)
+    others = np.uint64(more.ctypes.data)
+    for g in range(groups.size - 1):
+        most = max(most, np.int64(groups[g + 1]) - np.int64(groups[g]))
+    ends, keys, given = np.empty(most, np.int32), np.empty(most, np.uint64), np.empty(most, np.uint64)
     for g in range(groups.size - 1):
         begin, end = np.int64(groups[g]), np.int64(groups[g + 1])
-        wide = 1
-        while wide < end - begin:
-            for left in range(begin, end - wide, 2 * wide):
-                middle: Any = left + wide
-                stop: Any = min(left + 2 * wide, end)
-                last, next_ = np.int64(permutation[middle - 1]), np.int64(permutation[middle])
-                if _compare_rows(seconds, others, words, last, next_) <= 0:
-                    continue
-                for i in range(left, middle):
-                    scratch[i] = permutation[i]
-                i, j, to = left, middle, left
-                while i < middle:
-                    row: Any = np.int64(scratch[i])
-                    if j < stop and _compare_rows(seconds, others, words, np.int64(permutation[j]), row) < 0:
-                        permutation[to] = permutation[j]
-                        j += 1
-                    else:
-                        permutation[to] = row
-                        i += 1
-                    to += 1
-            wide *= 2
+        if end - begin > CROWD:
+            _sort_large_group(permutation, begin, end, others, words, scratch, ends, keys, given)
+        else:
+            _sort_by_merging(permutation, begin, end, others, words, scratch)
         for place in range(begin, end):
             if (
                 place == begin
-                or _compare_rows(seconds, others, words, np.int64(permutation[place - 1]), np.int64(permutation[place]))
-                != 0
+                or _compare_rows(others, words, np.int64(permutation[place - 1]), np.int64(permutation[place])) != 0
             ):
                 starts[found] = place
                 found += 1

@@ -14,12 +14,14 @@ row changes.
 ([0, 2], [-1, 1])
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from ddflow.kernels.arrays import Flags, Ints, Ints2d, Narrow
+from ddflow.kernels.arrays import Flags, Ints, Ints2d, Narrow, Words, Words2d
 from ddflow.kernels.compile import kernel
+from ddflow.kernels.differences import DIFF, HIGH, LOW, MORE, _find_first_row, _load_word
+from ddflow.kernels.gather import SLOT
 from ddflow.kernels.pointer import load_u64
 
 Number = Any
@@ -31,7 +33,7 @@ The entry of a row has the number of places before the row, and the begin and th
 
 
 @kernel
-def _compare_words(one: np.uint64, other: np.uint64, n: np.int64) -> int:
+def _compare_words(one: np.uint64, other: np.uint64, n: Number) -> int:
     """Compare the n words at two addresses; return -1, 0 or 1."""
     for w in range(n):
         mine, its = load_u64(one + np.uint64(w << 3)), load_u64(other + np.uint64(w << 3))
@@ -40,62 +42,221 @@ def _compare_words(one: np.uint64, other: np.uint64, n: np.int64) -> int:
     return 0
 
 
+class StepUpdates(NamedTuple):
+    """The n updates of a step, sorted by group, then row, then time, in g groups."""
+
+    begins: Ints
+    """int64[g + 1]: where the updates of each group begin."""
+    high: Words
+    low: Words
+    """uint64[n]: the words of the group."""
+    more: Words2d
+    """uint64[n, w]: the words of the row."""
+    reference: Ints
+    rank: Narrow
+    diff: Ints
+
+
+class StoredGroups(NamedTuple):
+    """The stored rows of the groups of a step, in p parts."""
+
+    slots: Ints
+    """int64[p]: the slot of each part."""
+    ranges: Ints2d
+    """int64[g, 2 * p]: the first row and the end of each group in each part."""
+    batches: Words2d
+    """uint64[slots, FIELDS]: the addresses of the columns of each batch."""
+
+
+class FoundRows(NamedTuple):
+    """Rows that `collect_first_rows` writes: r rows in g groups, in order within a group."""
+
+    reference: Ints
+    held: Ints
+    """int64[room]: the multiplicity of each row before the step."""
+    ties: Flags
+    """uint8[room]: 1 for each row that ties with the previous row."""
+    ends: Ints
+    """int64[g + 1]: where the rows of each group begin."""
+    place: Ints
+    """int64[n]: for the last update of a row at a time, the position of this row; -1 for all other updates, and for
+    updates that do not change a row, or whose row is after the rows that were read."""
+    now: Ints
+    """int64[n]: the multiplicity of the row after the update, if ``place`` is not -1."""
+    passed: Ints
+    """int64[1]: the number of stored differences that were read in vain, because they cancel each other."""
+
+
 @kernel
-def merge_top_rows(
-    first: Ints,  # int64[g + 1]: where the step's rows of each group begin
-    order: np.uint64,  # the address of the words of the step's rows, ``wide`` words for each row
-    prior: Ints,  # int64[m]: the multiplicity that each row of the step had before the step
-    last: Ints,  # int64[m]: the reference of each row's last version, -1 for no change
-    most: Ints,  # int64[g]: the requested number of rows of each group
-    begins: Ints,  # int64[g + 1]: where the stored rows of each group begin
-    words: np.uint64,  # the address of the words of the stored rows, ``wide`` words for each row
-    references: Ints,  # int64[r]: the reference of each stored row
-    values: Ints,  # int64[r]: the multiplicity of each stored row
-    wide: np.int64,
-    tied: np.int64,  # the number of words that decide ties
-    merged: Ints,  # int64[m + r]: the reference of each merged row
-    held: Ints,  # int64[m + r]: the multiplicity of each merged row
-    ties: Flags,  # uint8[m + r]: 1 for each merged row that ties with the previous row
-    place: Ints,  # int64[m]: the position of each row of the step, -1 for a row beyond all requested rows
-    ends: Ints,  # int64[g + 1]: where the merged rows of each group begin
-) -> int:
-    """Merge the rows of a step with the first stored rows of groups. Return the number of merged rows. O(m + r).
+def _find_group(
+    highs: np.uint64, lows: np.uint64, begin: Number, end: Number, high: np.uint64, low: np.uint64
+) -> tuple[Number, Number]:
+    """Find the rows of a group in the rows [begin, end) of a batch. Return the first row and the end."""
+    first = _find_first_row(highs, begin, end, high)
+    while first < end and _load_word(highs, first) == high and _load_word(lows, first) < low:
+        first += 1
+    step, stop = np.int64(1), first
+    while (
+        stop + step <= end and _load_word(highs, stop + step - 1) == high and _load_word(lows, stop + step - 1) == low
+    ):
+        stop += step
+        step += step
+    end = min(end, stop + step - 1)
+    while stop < end:
+        middle = (stop + end) >> 1
+        if _load_word(highs, middle) == high and _load_word(lows, middle) == low:
+            stop = middle + 1
+        else:
+            end = middle
+    return first, stop
 
-    The step has m rows, and the kernel merges them with r stored rows. The signature describes the arguments.
 
-    >>> one, word, none = np.array([0, 1]), np.array([[7]], np.uint64), np.empty(0, np.int64)
-    >>> out = [np.empty(1, np.int64), np.empty(1, np.int64), np.empty(1, np.uint8), np.empty(1, np.int64), one.copy()]
-    >>> at, n = np.uint64(word.ctypes.data), np.int64(1)
-    >>> merge_top_rows(one, at, one[:1], one[:1], one[1:], one * 0, at, none, none, n, n, *out)
-    1
+@kernel
+def find_group_ranges(step: StepUpdates, parts: Ints2d, batches: Words2d, out: Ints2d) -> None:
+    """Find the rows of the groups of a step in each part.  O(g p log rows of a group) expected.
+
+    - parts, int64[p, 3]: the slot, the first row and the end of each part.
+    - batches, uint64[slots, FIELDS]: the addresses of the columns of each batch.
+    - out, int64[g, 2 * p]: the first row and the end of the group in each part, which the kernel writes.
+
+    >>> word, one = np.array([7], np.uint64), np.array([0, 1])
+    >>> step = StepUpdates(one, word, word, word.reshape(1, 1), one[:1], np.zeros(1, np.int32), one[1:])
+    >>> batch, out = np.full((1, 6), word.ctypes.data, np.uint64), np.empty((1, 2), np.int64)
+    >>> find_group_ranges(step, np.array([[0, 0, 1]]), batch, out), out.tolist()
+    (None, [[0, 1]])
     """
-    written, stride = 0, np.uint64(wide << 3)
-    for g in range(first.size - 1):
-        ends[g] = written
-        at, found, stop, before = first[g], begins[g], begins[g + 1], np.uint64(0)
-        whole = stop - found < most[g]
-        while at < first[g + 1] or found < stop:
-            mine, its = order + np.uint64(at) * stride, words + np.uint64(found) * stride
-            way = -1 if found == stop else 1
-            if at < first[g + 1] and found < stop:
-                way = _compare_words(mine, its, wide)
-            behind = found == stop and not whole and _compare_words(mine, its - stride, tied) != 0
-            if way < 0 and (last[at] < 0 or behind):
-                place[at] = -1
-                at += 1
+    begins, highs, lows = step.begins, step.high, step.low
+    at = parts[:, 1].copy()
+    for g in range(begins.size - 1):
+        high, low = highs[begins[g]], lows[begins[g]]
+        for p in range(parts.shape[0]):
+            slot = parts[p, 0]
+            first, stop = _find_group(batches[slot, HIGH], batches[slot, LOW], at[p], parts[p, 2], high, low)
+            at[p], out[g, 2 * p], out[g, 2 * p + 1] = stop, first, stop
+
+
+@kernel
+def _open_cursors(stored: StoredGroups, g: Number, flip: np.uint64, wide: Number, cursors: Ints2d, words: Words) -> int:
+    """Set a cursor to the next row of a group in each part that has rows of the group. Return their number.
+
+    - cursors, int64[p, 3]: the slot, the next row and the number of remaining rows.
+    - words, uint64[p]: the first word of the next row, inverted if the group is read from its end.
+    """
+    slots, ranges, batches = stored
+    count = 0
+    for p in range(slots.size):
+        first, stop = ranges[g, 2 * p], ranges[g, 2 * p + 1]
+        if first < stop:
+            row = first if flip == np.uint64(0) else stop - 1
+            cursors[count, 0], cursors[count, 1], cursors[count, 2] = slots[p], row, stop - first
+            words[count] = load_u64(batches[slots[p], MORE] + np.uint64((row * wide) << 3)) ^ flip
+            count += 1
+    return count
+
+
+@kernel
+def _take_row(
+    batches: Words2d, cursors: Ints2d, words: Words, count: int, least: np.uint64, wide: int, flip: np.uint64
+) -> tuple[Number, Number, Number, Number]:
+    """Move the cursors past a row whose words are at ``least``.
+
+    Return the number of cursors that have more rows, the sum of the row's diffs, its reference, or -1 if no cursor is
+    at the row, and the number of differences.
+    """
+    total, reference, passed, i = np.int64(0), np.int64(-1), np.int64(0), 0
+    way, word = np.int64(1) if flip == np.uint64(0) else np.int64(-1), load_u64(least) ^ flip
+    while i < count:
+        slot, row = cursors[i, 0], cursors[i, 1]
+        at = batches[slot, MORE] + np.uint64((row * wide) << 3)
+        if words[i] != word or _compare_words(at, least, wide) != 0:
+            i += 1
+            continue
+        total, reference, passed = (
+            total + np.int64(_load_word(batches[slot, DIFF], row)),
+            (slot << SLOT) | row,
+            passed + 1,
+        )
+        cursors[i, 1], cursors[i, 2] = row + way, cursors[i, 2] - 1
+        if cursors[i, 2] > 0:
+            words[i] = load_u64(batches[slot, MORE] + np.uint64(((row + way) * wide) << 3)) ^ flip
+        else:
+            count -= 1
+            words[i] = words[count]
+            for field in range(3):
+                cursors[i, field] = cursors[count, field]
+    return count, total, reference, passed
+
+
+@kernel
+def collect_first_rows(
+    step: StepUpdates,
+    stored: StoredGroups,
+    most: np.int64,  # the requested number of places or rows of each group
+    places: bool,  # whether ``most`` counts places, so that a row of multiplicity m counts m times
+    tied: np.int64,  # the number of words that decide ties
+    back: bool,  # whether to read each group from its end
+    out: FoundRows,
+) -> int:
+    """Collect the first rows of the groups of a step. Return the number of rows.
+
+    The kernel merges the stored rows and the updates of a group, until the group has enough rows before the step and at
+    each of its times. Rows that tie with the last of these rows are also collected. Rows that do not fit in ``out`` are
+    counted but not written. O(n + (g + rows read) p).
+
+    >>> few, word = np.zeros(1, np.int32), np.array([[7]], np.uint64)
+    >>> none = StoredGroups(np.empty(0, np.int64), np.empty((1, 0), np.int64), np.empty((0, 6), np.uint64))
+    >>> one = lambda *values: np.array(values)
+    >>> step = StepUpdates(one(0, 1), word[0], word[0], word, one(4), few, one(2))
+    >>> out = FoundRows(one(0), one(0), np.empty(1, np.uint8), one(0, 0), one(0), one(0), one(0))
+    >>> collect_first_rows(step, none, 1, True, 1, False, out), out.reference.tolist(), out.now.tolist()
+    (1, [4], [2])
+    """
+    begins, _, _, more, references, ranks, diffs = step
+    batches, wide, written, skipped = stored.batches, more.shape[1], np.int64(0), np.int64(0)
+    mine, flip, way = np.uint64(more.ctypes.data), np.uint64(0), np.int64(1)
+    if back:
+        flip, way = ~flip, -way
+    cursors, words = np.empty((stored.slots.size, 3), np.int64), np.empty(stored.slots.size, np.uint64)
+    out.place[:] = -1
+    for g in range(begins.size - 1):
+        out.ends[g] = written
+        update, some = begins[g + 1] - 1 if back else begins[g], begins[g + 1] - begins[g]
+        count = _open_cursors(stored, g, flip, wide, cursors, words)
+        filled, before = np.int64(0), np.uint64(0)
+        while count > 0 or some > 0:
+            least = mine + np.uint64((update * wide) << 3) if some > 0 else np.uint64(0)
+            word = load_u64(least) ^ flip if some > 0 else np.uint64(0)
+            for i in range(count):
+                if least == np.uint64(0) or words[i] <= word:
+                    other = batches[cursors[i, 0], MORE] + np.uint64((cursors[i, 1] * wide) << 3)
+                    if least == np.uint64(0) or words[i] < word or _compare_words(other, least, wide) * way < 0:
+                        word, least = words[i], other
+            tie = before != np.uint64(0) and _compare_words(before, least, tied) == 0
+            if filled >= most and not tie:
+                break
+            count, total, reference, passed = _take_row(batches, cursors, words, count, least, wide, flip)
+            first, now, fewest, changed = update, total, total, False
+            while some > 0 and _compare_words(mine + np.uint64((update * wide) << 3), least, wide) == 0:
+                update, some = update + way, some - 1
+            low, stop = (update + 1, first + 1) if back else (first, update)
+            j = low
+            while j < stop:
+                diff, rank = np.int64(0), ranks[j]
+                while j < stop and ranks[j] == rank:
+                    diff, j = diff + diffs[j], j + 1
+                if diff != 0:
+                    now, changed = now + diff, True
+                    out.place[j - 1], out.now[j - 1], fewest = written, now, min(fewest, now)
+            if total == 0 and not changed:
+                skipped += passed
                 continue
-            here = mine if way <= 0 else its
-            ties[written] = np.uint8(before != np.uint64(0) and _compare_words(before, here, tied) == 0)
-            before = here
-            if way <= 0:
-                place[at], merged[written], held[written] = written, last[at], prior[at]
-                at += 1
-            if way >= 0:
-                merged[written], held[written] = references[found], values[found]
-                found += 1
-            written += 1
-    ends[ends.size - 1] = written
-    return written
+            if written < out.reference.size:
+                out.reference[written] = reference if reference >= 0 else references[low]
+                out.held[written], out.ties[written] = total, np.uint8(tie)
+            written, before = written + 1, least
+            filled += min(max(fewest, np.int64(0)), most if places else np.int64(1))
+    out.ends[begins.size - 1], out.passed[0] = written, skipped
+    return int(written)
 
 
 @kernel

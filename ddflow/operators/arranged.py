@@ -16,12 +16,13 @@ from typing import Any, Final, cast
 import numpy as np
 import pyarrow as pa
 
-from ddflow.columns.hashing import NONE, Ints, RowHasher, Words
+from ddflow.columns.hashing import NONE, Ints, RowHasher, Secret, Words
 from ddflow.columns.layout import Arena
 from ddflow.columns.names import TIMES, check_column_names, check_columns_exist, parse_column_names
 from ddflow.columns.rows import RowPool, Rows, gather_buffers, row_values
 from ddflow.columns.schema import column_arrays
 from ddflow.errors import NegativeMultiplicity
+from ddflow.kernels.differences import SummedRows, net_differences
 from ddflow.kernels.join import GroupRows, PriorRows, SortedUpdates, list_group_rows
 from ddflow.operators.base import (
     Hashes,
@@ -37,7 +38,7 @@ from ddflow.plan.collection import Collection, Columns, refuse_forgetting_inputs
 from ddflow.plan.text.formulas import JsonRecord
 from ddflow.trace.batch import ArrangementChange, make_difference_change, mark_first_of_keys, repeat_value
 from ddflow.trace.differences import DifferenceArrangement
-from ddflow.trace.ordered_index import ALL, RowsByGroup, to_identity_words
+from ddflow.trace.ordered_index import RowsByGroup, to_identity_words
 
 LARGE: Final = 2.0**62
 """If the absolute diffs of an arrangement add up to less than this, no multiplicity overflows int64."""
@@ -113,17 +114,20 @@ class RunningArrange(RunningOperator):
     """
 
     def __init__(self, node: Arrange, context: OperatorContext) -> None:
-        row = node.schema
+        self.set_up_rows(node.schema, node.by, 2, context.secret)
+        self.refuses = "" if node.inputs[0].positive else node.refuses
+
+    def set_up_rows(self, row: pa.Schema, by: Sequence[str], words: int, secret: Secret) -> None:
+        """Set the columns and the group columns.  ``words``: the number of words that identify a row in its group."""
         # The fields are made nullable, so that all keys have two words, and the keys of two collections have the same
         # form.
         self.fields = [field.with_nullable(True) for field in row]
         loose = pa.schema(self.fields)
-        self.keys = RowHasher(pa.schema([loose.field(name) for name in node.by]), context.secret)
-        self.whole = RowHasher(loose, context.secret)
-        self.arrangements: tuple[Any, ...] = (DifferenceArrangement(row, words=2),)
+        self.keys = RowHasher(pa.schema([loose.field(name) for name in by]), secret)
+        self.whole = RowHasher(loose, secret)
+        self.arrangements: tuple[Any, ...] = (DifferenceArrangement(row, words),)
         self.given, self.identified, self.arena = RowPool(row), row, Arena()
         self.grouped, self.bound = cast("tuple[Updates, GroupSortedUpdates] | None", None), cast("float | None", None)
-        self.refuses = "" if node.inputs[0].positive else node.refuses
 
     def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, ArrangementChange]:
         """See `RunningOperator.compute`.  O(n log n).  Raises `CountOverflow`, `NegativeMultiplicity`."""
@@ -131,32 +135,25 @@ class RunningArrange(RunningOperator):
         by = self.group_updates(updates, self.keys)
         self._check_sums(by, updates)
         times = np.maximum(updates.times, min(since, int(updates.times[-1]))) if updates.times.size else updates.times
-        time = times.take(by.ranks)
-        first = mark_first_of_keys(by.high, by.low, by.more)
-        first[1:] |= time[1:] != time[:-1]
-        starts, diffs = np.flatnonzero(first), by.diffs
-        if starts.size < diffs.size:
-            diffs = np.add.reduceat(diffs, starts)
-        there = np.flatnonzero(diffs)
-        kept, diffs = starts.take(there), diffs.take(there)
-        places = by.places.take(kept)
-        stamps: Any = time.take(kept)
-        if kept.size and stamps[0] == stamps[-1] and (stamps == stamps[0]).all():
-            stamps = repeat_value(int(stamps[0]), kept.size, np.int64)
-        self.given.set_batch(
-            0, Rows.from_columns(column_arrays(updates.rows, self.whole.names), self.given.shape, time.size)
-        )
+        out = SummedRows.allocate(by.diffs.size, by.more.shape[1], grouped=False)
+        more = to_identity_words(by.more)
+        n = net_differences(by.high, by.low, more, times.take(by.ranks), by.diffs, by.places, out)
+        places, diffs, words, high, low, stamps = (cast(Any, each[:n]) for each in out)
+        if n and stamps[0] == stamps[-1] and (stamps == stamps[0]).all():
+            stamps = repeat_value(int(stamps[0]), n, np.int64)
+        given = Rows.from_columns(column_arrays(updates.rows, self.whole.names), self.given.shape, updates.diffs.size)
+        self.given.set_batch(0, given)
         columns = gather_buffers(self.given, places, self.fields)
         self.given.set_batch(0, None)
-        rows = Rows.from_columns(columns, arranged.slots.pool.shape, kept.size)
-        words = by.high.take(kept), by.low.take(kept), stamps, diffs, by.more.take(kept, 0)
-        return updates, make_difference_change(*words, rows)
+        rows = Rows.from_columns(columns, arranged.slots.pool.shape, n)
+        return updates, make_difference_change(high, low, stamps, diffs, words.view(np.int64), rows)
 
     def group_updates(self, updates: Updates, keys: RowHasher) -> GroupSortedUpdates:
         """Sort the updates by group and row; see `ReadableNode.group_updates`. The joins of a step share the result."""
         if self.grouped is None or self.grouped[0] is not updates:
             self.arena.reset()
-            self.grouped = updates, GroupSortedUpdates.sort_updates(updates, self.keys, self.whole, self.arena)
+            words = self.compute_row_words(updates.rows)
+            self.grouped = updates, GroupSortedUpdates.sort_by_words(updates, self.keys, words, self.arena)
         return self.grouped[1]
 
     def apply(self, changes: Sequence[Any], upper: int, since: int) -> None:
@@ -164,7 +161,7 @@ class RunningArrange(RunningOperator):
         super().apply(changes, upper, since)
         self.grouped = None
 
-    def look_up_groups(self, high: Words, low: Words, most: int = ALL) -> RowsByGroup:
+    def look_up_groups(self, high: Words, low: Words) -> RowsByGroup:
         """Look up the rows of groups; see `ReadableNode.look_up_groups`."""
         arranged: Any = self.output_arrangement
         found: RowsByGroup = arranged.find_group_rows(high, low)
@@ -183,7 +180,11 @@ class RunningArrange(RunningOperator):
         high, low = self.keys.identify_rows(rows)
         if not set(self.whole.names) <= set(rows.schema.names):
             return high, low, NONE  # a file that was written before the rows got more columns
-        return high, low, NONE, np.stack(self.whole.identify_rows(rows), axis=1).view(np.int64)
+        return high, low, NONE, self.compute_row_words(rows)
+
+    def compute_row_words(self, rows: Any) -> Ints:
+        """Compute the words that identify rows in their groups, as int64[n, w]."""
+        return np.stack(self.whole.identify_rows(rows), axis=1).view(np.int64)
 
     def to_output_rows(self, arranged: pa.Table) -> Updates:
         """Return each row with its multiplicity; see `ReadableNode.to_output_rows`."""
@@ -193,7 +194,7 @@ class RunningArrange(RunningOperator):
     def _check_sums(self, by: GroupSortedUpdates, updates: Updates) -> None:
         """Raise an error if a multiplicity overflows int64, or is negative although the verb forbids negative ones.
 
-        O(n), and a look-up of the groups if the verb forbids negative multiplicities or if a sum could overflow.
+        O(n), and a look-up of the rows if the verb forbids negative multiplicities or if a sum could overflow.
         """
         if self.bound is None:
             slots = self.output_arrangement.slots
@@ -203,8 +204,14 @@ class RunningArrange(RunningOperator):
         if self.bound < LARGE and not self.refuses:
             return
         begins = np.append(np.flatnonzero(mark_first_of_keys(by.high, by.low)), by.high.size)
-        held = self.look_up_groups(by.high.take(begins[:-1]), by.low.take(begins[:-1]))
-        rows = list_rows(by, begins, held)
+        first, arranged = (
+            np.flatnonzero(mark_first_of_keys(by.high, by.low, by.more)),
+            cast(Any, self.output_arrangement),
+        )
+        sums = arranged.sum_rows(by.high.take(first), by.low.take(first), by.more.take(first, 0))
+        there = first[sums != 0]
+        starts = np.searchsorted(there, begins)
+        rows = list_rows(by, begins, RowsByGroup(there, sums[sums != 0], starts, by.more.take(there, 0)))
         counts = np.repeat(rows.before, np.diff(rows.changes))
         of = np.repeat(rows.reference, np.diff(rows.changes))
         before = np.repeat(np.append(0, np.cumsum(rows.diff))[rows.changes[:-1]], np.diff(rows.changes))

@@ -36,7 +36,7 @@ from ddflow.plan.collection import Collection, Columns
 from ddflow.plan.verbs.family import register_operator
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import ArrangementChange, Batch
-from ddflow.trace.ordered_index import ALL, NO_ROWS, RowsByGroup
+from ddflow.trace.ordered_index import NO_ROWS, RowsByGroup
 
 __all__ = [
     "Operator",
@@ -111,11 +111,10 @@ class ReadableNode:
         """Convert rows of the arrangement to rows of the output. The result can have extra columns. O(rows)."""
         return as_updates(arranged)
 
-    def look_up_groups(self, high: Words, low: Words, most: int = ALL) -> RowsByGroup:
+    def look_up_groups(self, high: Words, low: Words) -> RowsByGroup:
         """Look up the rows of groups by the identity words of the groups, which must ascend.
 
-        The references point into the arrangement. ``most``: the maximal number of rows of each group. O(groups)
-        expected.
+        The references point into the arrangement. O(groups) expected.
         """
         arranged = self.output_arrangement
         prior = arranged.look_up_keys(high, low if arranged.index.wide else NONE, np.arange(high.size, dtype=np.int32))

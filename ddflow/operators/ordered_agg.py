@@ -22,24 +22,16 @@ from ddflow.columns.rows import RowPool, gather_column
 from ddflow.columns.schema import column_arrays
 from ddflow.errors import TooLarge
 from ddflow.kernels.accumulate import list_differences
-from ddflow.kernels.sort import order_by_rank
 from ddflow.kernels.top import list_first_rows
-from ddflow.operators.arranged import refuse_negative_counts
 from ddflow.operators.base import GroupOperator, OperatorContext, RunningOperator, as_updates, register_operator
-from ddflow.operators.ordered_rows import RowChanges, RunningOrderedGroups
-from ddflow.operators.row_order import (
-    FirstRows,
-    RowOrder,
-    find_first_rows,
-    find_reordered_columns,
-    format_order_columns,
-    parse_order_columns,
-)
-from ddflow.operators.updates import Updates
+from ddflow.operators.ordered_groups import FirstRows, RunningOrderedGroups, StepGroups
+from ddflow.operators.ordered_rows import add_step_rows
+from ddflow.operators.row_order import RowOrder, find_reordered_columns, format_order_columns, parse_order_columns
+from ddflow.operators.updates import GroupSortedUpdates, Updates
 from ddflow.plan.collection import Collection, refuse_forgetting_inputs
 from ddflow.plan.text.formulas import JsonRecord
 from ddflow.trace.arrangement import Arrangement
-from ddflow.trace.batch import ArrangementChange, mark_first_of_keys
+from ddflow.trace.batch import ArrangementChange
 from ddflow.trace.ordered_index import ALL, RowsByGroup
 
 WAYS: Final = ("first", "last", "all")
@@ -145,9 +137,8 @@ class RunningOrderedAgg(RunningOrderedGroups):
     """
 
     def __init__(self, node: OrderedAgg, context: OperatorContext) -> None:
-        row = node.inputs[0].schema
-        self.ways = RowOrder(row, node.by, node.order, context.secret)
-        super().__init__(row, node.by, self.ways.words, context.secret, self.ways.is_total_order)
+        row, names = node.inputs[0].schema, ", ".join(name for name, _, _ in node.results)
+        super().__init__(node.inputs[0], node.by, RowOrder(row, node.by, node.order, context.secret), f"agg of {names}")
         self.made, self.skips, self.results = node.schema, node.skips, node.results
         self.ends, self.groups = {way for _, way, _ in self.results}, pa.schema([row.field(name) for name in node.by])
         self.read = {name: pa.schema([row.field(name).with_nullable(True)]) for name in row.names}
@@ -156,41 +147,29 @@ class RunningOrderedAgg(RunningOrderedGroups):
     def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, ArrangementChange]:
         """See `RunningOperator.compute`. Raises `NegativeMultiplicity`, `CountOverflow`.
 
-        O(u log rows) for u updates. With lists, each changed group costs O(rows of the group) for each of its times.
+        O(u log u + g runs) for u updates in g groups. With lists, each changed group costs O(rows of the group) for
+        each of its times.
         """
-        updates = inputs[0]
-        folded = self.fold_updates(updates, since)
-        refuse_negative_counts(folded, updates, f"agg of {', '.join(name for name, _, _ in self.results)}")
-        pool = self.output_arrangement.prepare_row_pool(folded.change.batch.rows)
-        try:
-            return self._compute_updates(folded, updates, pool), folded.change
-        finally:
-            pool.set_batch(0, None)
+        updates, change = super().compute(inputs, since)
+        return self._compute_updates(self.group_updates(updates, self.keys), updates), change
 
-    def _compute_updates(self, folded: RowChanges, updates: Updates, pool: RowPool) -> Updates:
+    def _compute_updates(self, by: GroupSortedUpdates, updates: Updates) -> Updates:
         """Compute the updates of the output."""
-        by = folded.by
-        first = (
-            np.flatnonzero(np.append(mark_first_of_keys(by.high, by.low), True))
-            if by.high.size
-            else np.zeros(1, np.int64)
-        )
-        ends = {way: self._find_result_rows(way, folded, first, pool) for way in self.ends}
+        groups, pool = self._find_groups(by, updates), add_step_rows(self.output_arrangement.slots.pool, updates)
+        ends = {way: self._find_result_rows(way, groups, pool) for way in self.ends}
         # The rows that were not read cannot change a result.
-        near = np.logical_or.reduce([end.place >= 0 for end in ends.values()])
-        order = np.flatnonzero(near[folded.numbers])
-        group = np.repeat(np.arange(first.size - 1, dtype=np.int32), np.diff(first))[folded.numbers[order]]
-        by_group = np.empty(group.size, np.int64)
-        order_by_rank(group, np.empty(0, np.int64), np.int64(first.size), by_group)
-        group, order = group[by_group], order[by_group]
-        ranks = folded.ranks[order]
+        order, starts = groups.sort_changes(*ends.values())
+        counts, group = np.zeros(order.size, np.int64), np.repeat(np.arange(starts.size - 1), np.diff(starts))
+        for end in ends.values():
+            np.copyto(counts, end.counts[order], where=end.place[order] >= 0)
+        ranks = by.ranks[order]
         begun = np.ones(order.size, bool)
         begun[1:] = (group[1:] != group[:-1]) | (ranks[1:] != ranks[:-1])
         heads = np.flatnonzero(begun)
-        cells = np.searchsorted(group[heads], np.arange(first.size))
-        changes = GroupCells(cells, np.append(heads, order.size), folded.numbers[order], folded.counts[order])
+        cells = np.searchsorted(group[heads], np.arange(starts.size))
+        changes = GroupCells(cells, np.append(heads, order.size), order, counts)
         there, results = self._compute_results(ends, changes, pool)
-        before = np.arange(heads.size) + first.size - 2
+        before = np.arange(heads.size) + starts.size - 2
         some = cells[:-1] < cells[1:]
         before[cells[:-1][some]] = np.flatnonzero(some)
         n = 2 * heads.size
@@ -204,15 +183,15 @@ class RunningOrderedAgg(RunningOrderedGroups):
             scratch,
         )
         n = list_differences(*given, at, places, out_ranks, diffs)
-        rows, taken = pa.array(folded.rows[order[heads[at[:n]]]]), pa.array(places[:n])
+        rows, taken = pa.array(by.places[order[heads[at[:n]]]]), pa.array(places[:n])
         columns = [each.take(rows) for each in column_arrays(updates.rows, self.by)]
         table = pa.Table.from_arrays([*columns, *(each.take(taken) for each in results)], schema=self.made)
         return Updates(table, out_ranks[:n], diffs[:n], updates.times)
 
-    def _find_result_rows(self, way: str, folded: RowChanges, first: Ints, pool: RowPool) -> FirstRows:
+    def _find_result_rows(self, way: str, groups: StepGroups, pool: RowPool) -> FirstRows:
         """Find the rows of the groups that a result of kind ``way`` can depend on."""
         few = 2 if self.skips else 1
-        return find_first_rows(self, self.ways, folded, first, pool, few if way != "all" else ALL >> 1, way == "last")
+        return self._find_first_rows(groups, pool, few if way != "all" else ALL >> 1, back=way == "last")
 
     def _compute_results(
         self, ends: dict[str, FirstRows], changes: GroupCells, pool: RowPool
@@ -223,7 +202,7 @@ class RunningOrderedAgg(RunningOrderedGroups):
         """
         order, made = changes.state_order, dict[str, tuple[Ints, Ints]]()
         there, stops = np.empty(order.size, np.uint8), np.empty(order.size + 1, np.int64)
-        for way, (references, held, bounds, place) in ends.items():
+        for way, (references, held, bounds, place, _) in ends.items():
             skipped = np.zeros(references.size, np.uint8)
             if self.skips:
                 skipped[:] = np.asarray(gather_column(pool, references, self.row.field(self.skips)).is_null())
@@ -254,29 +233,27 @@ class RunningOrderedAgg(RunningOrderedGroups):
     def look_up_group(self, high: Words, low: Words) -> RowsByGroup:
         """Look up the rows at the ends of the group; see `ReadableNode.look_up_group`.
 
-        O(log entries + rows that tie), or O(rows) for a list.
+        O(runs log rows + rows that tie), or O(rows) for a list.
         """
         if "all" in self.ends:
             return super().look_up_group(high, low)
         few = 2 if self.skips else 1
-        ends = {way: self.look_up_groups(high, low, few, self.ways.tied, True, way == "last") for way in self.ends}
-        if (last := ends.get("last")) is None:
-            return ends["first"]
-        last = RowsByGroup(last.references[::-1], last.values[::-1], last.begins, last.order[::-1])
-        if (first := ends.get("first")) is None:
-            return last
-        tail = np.flatnonzero(~np.isin(last.references, first.references))
-        references = np.concatenate([first.references, last.references[tail]])
-        values = np.concatenate([first.values, last.values[tail]])
-        order = np.concatenate([first.order, last.order[tail]])
-        return RowsByGroup(references, values, np.array([0, references.size]), order)
+        ends = [self._look_up_first_rows(high, low, few, back=way == "last") for way in sorted(self.ends)]
+        # The rows from the end are in descending order. A row can be at both ends.
+        if "last" in self.ends:
+            ends[-1] = ends[-1]._replace(references=ends[-1].references[::-1], held=ends[-1].held[::-1])
+        more = ~np.isin(ends[-1].references, ends[0].references) if len(ends) > 1 else slice(0)
+        references = np.concatenate([ends[0].references, ends[-1].references[more]])
+        held = np.concatenate([ends[0].held, ends[-1].held[more]])
+        return RowsByGroup(references, held, np.array([0, references.size]))
 
     def _compute_group_output(self, arranged: Arrangement, found: RowsByGroup) -> Updates:
         """See `RunningOrderedGroups._compute_group_output`."""
         pool, references, held = arranged.slots.pool, found.references, found.values
-        _, first = found.mark_first_rows(self.ways.tied)
-        if (places := self.ways.sort_ties(pool, references, (~first).astype(np.uint8))) is not None:
-            references, held = references[places], held[places]
+        if found.order.size:
+            _, first = found.mark_first_rows(self.ways.tied)
+            if (places := self.ways.sort_ties(pool, references, (~first).astype(np.uint8))) is not None:
+                references, held = references[places], held[places]
 
         def gather(rows: Ints, schema: pa.Schema) -> list[pa.Array]:
             return column_arrays(gather_or_slice(pool, references[rows], schema), schema.names)

@@ -2,39 +2,38 @@
 
 The arrangement holds each row once, with its multiplicity, positive or negative. The identity of a row consists of a
 128-bit hash of its group, the order words, and a 128-bit hash of the row. The hash of the row is absent if the order
-words identify the row within its group. Therefore the rows of a group are adjacent and sorted. Joins look up groups in
-the arrangement. The operators for tops and extremes read groups from one end.
+words identify the row within its group. Therefore the rows of a group are adjacent and sorted. Type-2 history and
+look-ups keep their rows in this way.
 
 Guarantees: rows with a null in a group column form a group, as with any other value. Equal keys have equal words, even
 if their columns have other names or integer widths. `RunningOrderedRows.fold_updates` leaves the state unchanged until
 the arrangement applies the change.
 """
 
-from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.types as pat
 
 from ddflow.columns.hashing import Ints, Narrow, RowHasher, Secret, Words
 from ddflow.columns.layout import Arena
 from ddflow.columns.names import TIMES
 from ddflow.columns.order_words import OrderColumn, compute_order_words, count_order_words
-from ddflow.columns.rows import RowPool, Rows, gather_table
+from ddflow.columns.rows import RowPool, Rows
 from ddflow.columns.schema import column_arrays
 from ddflow.columns.sorting import SortedRows, sort_by_words
 from ddflow.kernels import accumulate as kernels
 from ddflow.kernels.resolve import LIVE, OCCUPIED
 from ddflow.kernels.sort import number_groups
 from ddflow.operators.base import Hashes, RunningCountedRows, as_updates
+from ddflow.operators.row_order import find_order_type
 from ddflow.operators.updates import Updates, build_count_overflow
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import ArrangementChange
 from ddflow.trace.differences import COUNTED
-from ddflow.trace.group_rows import find_group_rows, gather_group_rows
-from ddflow.trace.ordered_index import ALL, RowsByGroup
+from ddflow.trace.group_rows import find_group_rows
+from ddflow.trace.ordered_index import RowsByGroup
 
 KINDS: Any = (np.int32, np.int64, np.int64, np.int64)
 """The types of the arrays that the fold writes: ranks, rows, multiplicities and row numbers."""
@@ -78,9 +77,8 @@ class RunningOrderedRows(RunningCountedRows):
     >>> table = pa.table({"city": ["Bern", "Bern"], "id": [7, 3]}, schema=schema)
     >>> folded = rows.fold_updates(Updates(table, narrow_ints(0, 0), ints(1, 2), ints(5)), since=5)
     >>> rows.apply([folded.change], upper=6, since=5)
-    >>> found = rows.look_up_groups(*rows.hash_groups([pa.array(["Bern"])], 1))
-    >>> rows.gather_rows(found.references).to_pylist(), found.values.tolist()
-    ([{'city': 'Bern', 'id': 3}, {'city': 'Bern', 'id': 7}], [2, 1])
+    >>> rows.look_up_groups(*rows.keys.compute_identities([pa.array(["Bern"])], 1)).values.tolist()
+    [2, 1]
     """
 
     def __init__(
@@ -97,32 +95,13 @@ class RunningOrderedRows(RunningCountedRows):
         self.arrangements, self.arena = (Arrangement(self.schema, wide=True, words=words, ordered=True),), Arena()
         self.given, self.fields, self.identified = RowPool(row), list(loose), row
 
-    def hash_groups(self, columns: Sequence[pa.Array], n: int) -> tuple[Words, Words]:
-        """Hash group columns to the first two identity words. Return two arrays uint64[n]. O(n)."""
-        return self.keys.compute_identities(columns, n)
-
-    def look_up_groups(
-        self,
-        high: Words,
-        low: Words,
-        most: int | Ints = ALL,
-        tied: int | None = None,
-        words: bool = False,
-        back: bool = False,
-    ) -> RowsByGroup:
-        """Look up the rows of groups, at most ``most`` rows of each group, by ascending identity words.
-
-        See `find_group_rows`.
-        """
-        return find_group_rows(self.output_arrangement, high, low, most=most, tied=tied, words=words, back=back)
+    def look_up_groups(self, high: Words, low: Words) -> RowsByGroup:
+        """Look up the rows of groups, by ascending identity words; see `ReadableNode.look_up_groups`."""
+        return find_group_rows(self.output_arrangement, high, low)
 
     def look_up_group(self, high: Words, low: Words) -> RowsByGroup:
         """See `ReadableNode.look_up_group`.  O(log entries + rows)."""
         return find_group_rows(self.output_arrangement, high, low)
-
-    def gather_rows(self, references: Ints) -> pa.Table:
-        """Gather the rows at ``references``. O(n)."""
-        return gather_table(self.output_arrangement.slots.pool, references, self.row)
 
     def fold_updates(self, updates: Updates, since: int) -> RowChanges:
         """Add the updates of a step to the stored multiplicities.
@@ -209,32 +188,6 @@ class RunningOrderedRows(RunningCountedRows):
         return by._replace(permutation=before.take(by.permutation).astype(np.int32)), words
 
 
-class RunningOrderedGroups(RunningOrderedRows):
-    """An operator that stores input rows by group, and computes the output of a group from the group's rows."""
-
-    def iterate_rows(self, as_of: int | None) -> Iterator[Updates]:
-        """See `ReadableNode.iterate_rows`.  O(stored rows)."""
-        for arranged in self.output_arrangement.partitions:
-            for references in arranged.iterate_live_references(as_of):
-                yield self._compute_group_output(arranged, gather_group_rows(arranged, references))
-
-    def look_up_group(self, high: Words, low: Words) -> RowsByGroup:
-        """See `ReadableNode.look_up_group`.  O(log entries + rows)."""
-        return find_group_rows(self.output_arrangement, high, low, words=True)
-
-    def compute_group(self, arranged: Arrangement, found: RowsByGroup) -> Updates:
-        """See `ReadableNode.compute_group`."""
-        whole = found if found.begins.size else gather_group_rows(arranged, found.references)
-        return self._compute_group_output(arranged, whole)
-
-    @abstractmethod
-    def _compute_group_output(self, arranged: Arrangement, found: RowsByGroup) -> Updates:
-        """Compute the output of groups from their rows, with the words beyond two.
-
-        ``found`` has all rows that `look_up_group` finds, or more.
-        """
-
-
 def number_identities(high: Words, low: Words, arena: Arena) -> tuple[Narrow, Ints]:
     """Assign numbers to distinct identities. O(n) expected.
 
@@ -256,12 +209,3 @@ def add_step_rows(pool: RowPool, updates: Updates) -> RowPool:
         for field in pool.schema
     ]
     return pool.with_events(Rows.from_columns(columns, pool.shape, n))
-
-
-def find_order_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type of the order words. Narrower integers use int64, so that widening does not change the words.
-
-    >>> find_order_type(pa.int32()), find_order_type(pa.float32())
-    (DataType(int64), DataType(float))
-    """
-    return pa.int64() if pat.is_integer(kind) and kind.bit_width < 64 else kind

@@ -1,11 +1,9 @@
-"""Sort rows by columns such as ``"amount desc nulls last"``, and find the first rows of groups.
+"""Sort rows by columns such as ``"amount desc nulls last"``.
 
 If two rows tie in the named columns, the remaining columns decide, so the order is total. Rows are first compared by
 order words. A row has at most `MOST` order words. Columns after the first text or binary column have no order words.
 Rows with equal order words are compared by the values of the other columns. Values of a type without an order are
-compared by hash, and columns of this type are not allowed in ``by``. `find_first_rows` finds the rows that are first
-before the step or in it.
-
+compared by hash, and @@
 >>> schema = pa.schema({"city": pa.string(), "n": pa.int64(), "note": pa.string()})
 >>> parse_order_columns(["n desc nulls first", "`city`"], schema, "top")
 [OrderColumn(name='n', descending=True, nulls_first=True), OrderColumn(name='city', descending=False, nulls_first=True)]
@@ -16,11 +14,12 @@ before the step or in it.
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.types as pat
 
 from ddflow.columns.hashing import Flags, Ints, RowHasher, Secret
 from ddflow.columns.names import did_you_mean
@@ -29,9 +28,6 @@ from ddflow.columns.rows import RowPool, gather_table
 from ddflow.columns.schema import decode_array, is_flat_type, normalize_type, to_array
 from ddflow.columns.wider import find_widening, keeps_order, list_changed_types
 from ddflow.errors import ErrorText, Option, SpecError, shorten
-from ddflow.kernels.top import merge_top_rows
-from ddflow.operators.ordered_rows import RowChanges, RunningOrderedRows, find_order_type
-from ddflow.trace.ordered_index import RowsByGroup
 
 MOST: Final = 8
 """The maximum number of order words, except that the first column of ``by`` always gets all its words."""
@@ -152,6 +148,15 @@ class RowOrder:
         return out
 
 
+def find_order_type(kind: pa.DataType) -> pa.DataType:
+    """Return the type of the order words. Narrower integers use int64, so that widening does not change the words.
+
+    >>> find_order_type(pa.int32()), find_order_type(pa.float32())
+    (DataType(int64), DataType(float))
+    """
+    return pa.int64() if pat.is_integer(kind) and kind.bit_width < 64 else kind
+
+
 def argsort_rows(rows: pa.Table, by: Sequence[OrderColumn]) -> Ints:
     """Compute the permutation that sorts a table's rows.
 
@@ -180,105 +185,3 @@ def find_reordered_columns(row: pa.Schema, narrow: pa.Schema) -> Iterator[tuple[
         # All integer types share the order words of int64, except uint64.
         if hashed or pa.types.is_uint64(now) or not keeps_order(was, now):
             yield name, now
-
-
-MORE: Final = 4
-"""If a step changes too many of the first rows of a group, the number of rows to read is multiplied by this factor."""
-
-
-class FirstRows(NamedTuple):
-    """The n rows that were found, group by group, and in order within a group."""
-
-    references: Ints
-    held: Ints
-    """The multiplicities before the step."""
-    ends: Ints
-    """int64[g + 1]: where each group begins."""
-    place: Ints
-    """int64[m]: the position of each row of the step among these rows, or -1 if it comes after them."""
-
-
-class StepRows(NamedTuple):
-    """The m rows of a step, by group; see `RowChanges`."""
-
-    first: Ints
-    order: Ints
-    prior: Ints
-    last: Ints
-
-
-def find_first_rows(
-    rows: RunningOrderedRows,
-    ways: RowOrder,
-    folded: RowChanges,
-    first: Ints,
-    pool: RowPool,
-    most: int | np.int64,
-    back: bool = False,
-) -> FirstRows:
-    """Find the rows that are among the first ``most`` rows of their group before the step or at any of its times.
-
-    ``first``: where each group begins among the step's rows. ``pool``: the pool that the references point into.
-    ``back``: find the last rows of each group, not the first. O(m + groups log rows + rows read).
-
-    >>> from ddflow.columns.hashing import Secret
-    >>> from ddflow.operators.row_order import parse_order_columns
-    >>> from ddflow.operators.updates import Updates, narrow_ints, ints
-    >>> import pyarrow as pa
-    >>> row = pa.schema({"n": pa.int64()})
-    >>> ways = RowOrder(row, [], parse_order_columns(["n"], row, "top"), Secret(1, 2))
-    >>> rows = RunningOrderedRows(row, [], ways.words, Secret(1, 2))
-    >>> folded = rows.fold_updates(Updates(pa.table({"n": [7, 3]}), narrow_ints(0, 0), ints(1, 1), ints(5)), since=5)
-    >>> pool = rows.output_arrangement.prepare_row_pool(folded.change.batch.rows)
-    >>> found = find_first_rows(rows, ways, folded, ints(0, 2), pool, 1, back=True)
-    >>> found.place.tolist(), found.held.tolist()
-    ([1, 0], [0, 0])
-    """
-    m, heads, turned = folded.prior.size, first[:-1], None
-    step = StepRows(first, folded.order, folded.prior, folded.change.last)
-    if back:  # inverted words ascend from the end of a group
-        turned = np.repeat(heads + first[1:] - 1, np.diff(first)) - np.arange(m)
-        step = StepRows(first, *(each.take(turned, 0) for each in step[1:]))
-        step = step._replace(order=~step.order)
-    touched = np.add.reduceat(step.prior > 0, heads, dtype=np.int64) if m else heads
-    many = np.full(heads.size, most, np.int64)
-    while True:
-        found = rows.look_up_groups(folded.by.high[heads], folded.by.low[heads], many, ways.tied, words=True, back=back)
-        merged, held, ties, place, ends = _merge_step_rows(step, found, many, ways.tied, back)
-        mine = np.add.reduceat((place >= 0) & (step.prior > 0), heads, dtype=np.int64) if m else heads
-        there = np.diff(found.begins)
-        few = (there >= many) & (there - mine < most) & (many < most + touched)
-        if not few.any():
-            break
-        many[few] = np.minimum(MORE * many[few] + mine[few], most + touched[few])
-    n = merged.size
-    if turned is None:
-        places = ways.sort_ties(pool, merged, ties)
-    else:
-        place = place.take(turned)
-        places = ways.sort_ties(pool, merged[::-1], np.append(ties[1:], np.uint8(0))[::-1])
-        places = None if places is None else n - 1 - places[::-1]
-    if places is not None:
-        merged, held = merged[places], held[places]
-        stands = np.empty(n + 1, np.int64)
-        stands[places], stands[-1] = np.arange(n), -1
-        place = stands[place]
-    return FirstRows(merged, held, ends, place)
-
-
-def _merge_step_rows(
-    step: StepRows, found: RowsByGroup, many: Ints, tied: int, back: bool
-) -> tuple[Ints, Ints, Flags, Ints, Ints]:
-    """Merge the step's rows with the stored rows that were found.
-
-    Return the references, multiplicities and ties of the rows, the positions of the step's rows, and the ends of
-    groups.
-    """
-    order, words = (np.ascontiguousarray(each) for each in (step.order, ~found.order if back else found.order))
-    m, n = step.prior.size, step.prior.size + found.values.size
-    merged, held, place = (np.empty(size, np.int64) for size in (n, n, m))
-    ties, ends = np.empty(n, np.uint8), np.empty(step.first.size, np.int64)
-    mine = step.first, np.uint64(order.ctypes.data), step.prior, step.last, many
-    its = found.begins, np.uint64(words.ctypes.data), found.references, found.values
-    n = merge_top_rows(*mine, *its, np.int64(order.shape[1]), np.int64(tied), merged, held, ties, place, ends)
-    return merged[:n], held[:n], ties[:n], place, ends

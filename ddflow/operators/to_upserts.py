@@ -1,8 +1,8 @@
 """Turn a collection's updates into upserts. Only an output can follow this operator.
 
 No operator can follow, because operators work on differences and not on upserts. The output has ``_deleted`` in place
-of ``_diff``. The state has the input's rows by key. A step reads the rows of each updated key, and ``upserts.py``
-computes upserts.
+of ``_diff``. The state has the input's rows by key, as differences. A step reads the rows of each updated key, and
+``upserts.py`` computes upserts.
 
 >>> import pyarrow as pa
 >>> from ddflow.plan.plan import Plan
@@ -24,19 +24,20 @@ import pyarrow as pa
 from ddflow.columns.hashing import Secret, compute_identities, compute_value_hashes, has_two_word_identities
 from ddflow.columns.names import DELETED, TIMES, check_column_names, check_columns_exist
 from ddflow.columns.row_match import RowMatcher
+from ddflow.columns.rows import gather_table
 from ddflow.columns.schema import build_updates_schema, column_arrays, conform_to_schema
 from ddflow.columns.sorting import sort_by_identity
 from ddflow.columns.wider import keeps_order, list_changed_types
 from ddflow.errors import SpecError
+from ddflow.operators.arranged import RunningArrange
 from ddflow.operators.base import Operator, OperatorContext, RunningOperator, as_updates, register_operator
 from ddflow.operators.held_rows import RowStore
-from ddflow.operators.ordered_rows import RunningOrderedRows
 from ddflow.operators.updates import Updates
 from ddflow.operators.upserts import Conflicts, ToUpserts
 from ddflow.plan.collection import Collection, Columns, refuse_forgetting_inputs
 from ddflow.plan.text.formulas import JsonRecord
 from ddflow.trace.arrangement import Arrangement
-from ddflow.trace.batch import ArrangementChange
+from ddflow.trace.batch import mark_first_of_keys
 from ddflow.trace.ordered_index import RowsByGroup
 
 
@@ -118,7 +119,7 @@ class AsUpserts(Operator):
     _apply_verb = consolidate = operand
 
 
-class RunningToUpserts(RunningOrderedRows):
+class RunningToUpserts(RunningArrange):
     """A running conversion to upserts. State: each input row, arranged by its key, with its multiplicity.
 
     ``told``: the `ToUpserts` that applies ``on_conflict``.
@@ -127,9 +128,10 @@ class RunningToUpserts(RunningOrderedRows):
     def __init__(self, schema: pa.Schema, node: AsUpserts, time_type: pa.DataType, secret: Secret) -> None:
         self.told = ToUpserts(node.key, node.on_conflict, secret=secret)
         self.told.declare(build_updates_schema(schema, time_type))
-        super().__init__(self.told.schema.row, node.key, [], secret)
+        self.row, self.by, self.secret, self.refuses = self.told.schema.row, list(node.key), secret, ""
+        self.set_up_rows(self.row, node.key, 2, secret)
 
-    def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, ArrangementChange | None]:
+    def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, Any]:
         """Compute the upserts and the change to apply. The upserts are visible rows with the column ``_deleted``.
 
         O(updates + stored rows of their keys) expected. Raises `NotUnique`, `NotHeld`, `CountOverflow`.
@@ -138,15 +140,15 @@ class RunningToUpserts(RunningOrderedRows):
         n = updates.diffs.size
         if not n:
             return self.told.resolve(updates)[0], None
-        high, low = self.hash_groups(column_arrays(updates.rows, self.by), n)
-        by = sort_by_identity(high, low)
-        found = self.look_up_groups(by.high[by.starts[:-1]], by.low[by.starts[:-1]])
-        rows, told.held_rows = self.gather_rows(found.references), self._build_empty_store()
+        by, pool = self.group_updates(updates, self.keys), self.output_arrangement.slots.pool
+        first = np.flatnonzero(mark_first_of_keys(by.high, by.low))
+        found = self.look_up_groups(by.high.take(first), by.low.take(first))
+        rows, told.held_rows = gather_table(pool, found.references, self.row), self._build_empty_store()
         if rows.num_rows:
             keys = sort_by_identity(*compute_identities(rows.select(self.by), self.secret))
             hashes = compute_value_hashes(rows.select(told.schema.beside.names), self.secret).view(np.int64)
             told.held_rows.insert_rows(rows, keys, hashes, found.values, told._rank_candidates)
-        return told.resolve(updates)[0], self.fold_updates(updates, since).change
+        return told.resolve(updates)[0], super().compute([updates], since)[1]
 
     def compute_output_rows(self, inputs: Sequence[Updates], as_of: int | None) -> Updates:
         """Compute the visible row of each key from the rows of the input. The state stays unchanged. O(rows).

@@ -31,23 +31,16 @@ from ddflow.columns.row_views import gather_or_slice
 from ddflow.columns.rows import RowPool, gather_arrays
 from ddflow.columns.schema import to_array
 from ddflow.errors import Option, SpecError
-from ddflow.kernels.sort import order_by_rank
 from ddflow.kernels.top import compute_window_updates
-from ddflow.operators.arranged import refuse_negative_counts
 from ddflow.operators.base import Operator, OperatorContext, RunningOperator, as_updates, register_operator
-from ddflow.operators.ordered_rows import RowChanges, RunningOrderedGroups
-from ddflow.operators.row_order import (
-    RowOrder,
-    find_first_rows,
-    find_reordered_columns,
-    format_order_columns,
-    parse_order_columns,
-)
-from ddflow.operators.updates import Updates, ints, sort_retractions_first
+from ddflow.operators.ordered_groups import RunningOrderedGroups
+from ddflow.operators.ordered_rows import add_step_rows
+from ddflow.operators.row_order import RowOrder, find_reordered_columns, format_order_columns, parse_order_columns
+from ddflow.operators.updates import GroupSortedUpdates, Updates, ints, sort_retractions_first
 from ddflow.plan.collection import Collection, Columns, refuse_forgetting_inputs
 from ddflow.plan.text.formulas import JsonRecord
 from ddflow.trace.arrangement import Arrangement
-from ddflow.trace.batch import ArrangementChange, mark_first_of_keys
+from ddflow.trace.batch import ArrangementChange
 from ddflow.trace.ordered_index import RowsByGroup
 
 MOST: Final = 10_000
@@ -206,43 +199,28 @@ class RunningTop(RunningOrderedGroups):
     def __init__(self, node: Top, context: OperatorContext) -> None:
         row, self.rank_name = node.inputs[0].schema, node.rank_name
         self.offset, self.limit = np.int64(node.offset), np.int64(node.offset + node.k)
-        self.ways = RowOrder(row, node.partition_by, node.by, context.secret)
-        super().__init__(row, node.partition_by, self.ways.words, context.secret, self.ways.is_total_order)
+        super().__init__(
+            node.inputs[0], node.partition_by, RowOrder(row, node.partition_by, node.by, context.secret), node.verb
+        )
         self.wanted = pa.schema([field for field in row if field.name in context.wanted])
 
     def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, ArrangementChange]:
         """See `RunningOperator.compute`. Raises `NegativeMultiplicity`, `CountOverflow`.
 
-        O(u log rows + g p) for u updates in g groups and p = ``offset + k``, if each group has few times. Each further
-        time at which a group's first rows change adds O(p).
+        O(u log u + g (runs + p)) for u updates in g groups and p = ``offset + k``, if each group has few times. Each
+        further time at which a group's first rows change adds O(p).
         """
-        updates = inputs[0]
-        folded = self.fold_updates(updates, since)
-        refuse_negative_counts(folded, updates, "top")
-        pool = self.output_arrangement.prepare_row_pool(folded.change.batch.rows)
-        try:
-            return self._compute_updates(folded, updates.times, pool), folded.change
-        finally:
-            pool.set_batch(0, None)
+        updates, change = super().compute(inputs, since)
+        return self._compute_updates(self.group_updates(updates, self.keys), updates), change
 
-    def _compute_updates(self, folded: RowChanges, times: Ints, pool: RowPool) -> Updates:
+    def _compute_updates(self, by: GroupSortedUpdates, updates: Updates) -> Updates:
         """Compute the updates of the output."""
-        by, changes = folded.by, folded.numbers.size
-        first = (
-            np.flatnonzero(np.append(mark_first_of_keys(by.high, by.low), True))
-            if by.high.size
-            else np.zeros(1, np.int64)
-        )
-        found = find_first_rows(self, self.ways, folded, first, pool, self.limit)
-        at = found.place[folded.numbers]
-        chosen = np.flatnonzero(at >= 0)
-        group = np.repeat(np.arange(first.size - 1, dtype=np.int32), np.diff(first))[folded.numbers[chosen]]
-        order = np.empty(chosen.size, np.int64)
-        order_by_rank(group, np.empty(0, np.int64), np.int64(first.size), order)
-        chosen = chosen[order]
-        begins = np.searchsorted(group[order], np.arange(first.size))
-        told = begins, at[chosen], folded.ranks[chosen], folded.counts[chosen]
-        windows, room = np.empty((found.held.size, 3), np.int64), 4 * changes + 64
+        groups, times = self._find_groups(by, updates), updates.times
+        pool = add_step_rows(self.output_arrangement.slots.pool, updates)
+        found = self._find_first_rows(groups, pool, int(self.limit), places=True)
+        chosen, begins = groups.sort_changes(found)
+        told = begins, found.place[chosen], by.ranks[chosen], found.counts[chosen]
+        windows, room = np.empty((found.held.size, 3), np.int64), 4 * chosen.size + 64
         while True:
             out: Any = [np.empty(room, np.int32), *(np.empty(room, np.int64) for _ in range(3))]
             limits = self.offset, self.limit, self.rank_name is not None
@@ -256,11 +234,12 @@ class RunningTop(RunningOrderedGroups):
         return Updates(shown, ranks[order], diffs[order], times)
 
     def look_up_group(self, high: Words, low: Words) -> RowsByGroup:
-        """Look up the rows on the first places, and the rows that tie with the last of them.
+        """Look up the rows on the first places; see `ReadableNode.look_up_group`.
 
-        See `ReadableNode.look_up_group`.  O(log entries + ``offset + k``).
+        O(runs log rows + ``offset + k``), and the rows that tie with the last place.
         """
-        return self.look_up_groups(high, low, int(self.limit), self.ways.tied, words=True)
+        found = self._look_up_first_rows(high, low, int(self.limit), places=True)
+        return RowsByGroup(found.references, found.held, found.ends)
 
     def _compute_group_output(self, arranged: Arrangement, found: RowsByGroup) -> Updates:
         """See `RunningOrderedGroups._compute_group_output`.
@@ -271,12 +250,13 @@ class RunningTop(RunningOrderedGroups):
         held, before = np.minimum(found.values, self.limit), np.zeros(1, np.int64)
         if references.size > 1:
             heads, first = found.mark_first_rows(self.ways.tied)
-            # Keep or drop rows with equal order words together, because `sort_ties` can move any of these rows to the
-            # front.
-            kept = np.flatnonzero(_count_places_before(held, heads)[first][np.cumsum(first) - 1] < self.limit)
-            references, held, heads = references[kept], held[kept], heads[kept]
-            if (places := self.ways.sort_ties(pool, references, (~first[kept]).astype(np.uint8))) is not None:
-                references, held = references[places], held[places]
+            if found.order.size:
+                # Keep or drop rows with equal order words together, because `sort_ties` can move any of these rows to
+                # the front.
+                kept = np.flatnonzero(_count_places_before(held, heads)[first][np.cumsum(first) - 1] < self.limit)
+                references, held, heads = references[kept], held[kept], heads[kept]
+                if (places := self.ways.sort_ties(pool, references, (~first[kept]).astype(np.uint8))) is not None:
+                    references, held = references[places], held[places]
             before = _count_places_before(held, heads)
         begin = np.maximum(before, self.offset)
         shown = np.maximum(np.minimum(before + held, self.limit) - begin, 0)

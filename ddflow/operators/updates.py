@@ -129,15 +129,23 @@ class GroupSortedUpdates(NamedTuple):
         The result is valid until ``arena`` is used again.
         """
         n = updates.diffs.size
-        high, low = keys.compute_identities(column_arrays(updates.rows, keys.names), n)
-        if rows is None:
-            by, more = sort_by_identity(high, low, arena), np.empty((n, 0), np.int64)
-        else:
+        if rows is not None:
             words = rows.compute_identities(column_arrays(updates.rows, rows.names), n)
-            more = np.stack(words, axis=1).view(np.int64)
-            by = sort_by_words(high, low, more, arena)
-            more = more.take(by.permutation, 0)
+            return cls.sort_by_words(updates, keys, np.stack(words, axis=1).view(np.int64), arena)
+        by = sort_by_identity(*keys.compute_identities(column_arrays(updates.rows, keys.names), n), arena)
         places = by.permutation.astype(np.int64)
+        more = np.empty((n, 0), np.int64)
+        return cls(by.high, by.low, more, places, updates.ranks.take(places), updates.diffs.take(places))
+
+    @classmethod
+    def sort_by_words(
+        cls, updates: Updates, keys: RowHasher, more: Ints, arena: Arena | None = None
+    ) -> GroupSortedUpdates:
+        """Sort updates by the columns of ``keys``, then by the words of the row, int64[n, w].  O(n log n)."""
+        high, low = keys.compute_identities(column_arrays(updates.rows, keys.names), updates.diffs.size)
+        by = sort_by_words(high, low, more, arena)
+        places = by.permutation.astype(np.int64)
+        more = more.take(by.permutation, 0)
         return cls(by.high, by.low, more, places, updates.ranks.take(places), updates.diffs.take(places))
 
     def take(self, kept: Ints) -> GroupSortedUpdates:

@@ -32,8 +32,8 @@ from ddflow.kernels.sort import order_by_rank
 from ddflow.kernels.versions import NONE, compute_version_updates, compute_versions
 from ddflow.operators.arranged import refuse_negative_counts
 from ddflow.operators.base import Operator, OperatorContext, RunningOperator, as_updates, register_operator
-from ddflow.operators.ordered_rows import RowChanges, RunningOrderedGroups, add_step_rows, find_order_type
-from ddflow.operators.row_order import RowOrder, find_reordered_columns
+from ddflow.operators.ordered_rows import RowChanges, RunningOrderedRows, add_step_rows
+from ddflow.operators.row_order import RowOrder, find_order_type, find_reordered_columns
 from ddflow.operators.updates import Updates, sort_retractions_first
 from ddflow.plan.collection import Collection, Columns, refuse_forgetting_inputs
 from ddflow.plan.inputs.bind import find_tombstone_value
@@ -268,7 +268,7 @@ class KeyRows(NamedTuple):
     """uint64[n]: the content word of each row, which is 0 for a delete."""
 
 
-class RunningVersions(RunningOrderedGroups):
+class RunningVersions(RunningOrderedRows):
     """A running version history. State: all input rows, arranged by key and order."""
 
     def __init__(self, node: AsVersions, context: OperatorContext) -> None:
@@ -307,12 +307,21 @@ class RunningVersions(RunningOrderedGroups):
         refuse_negative_counts(folded, updates, "versions")
         return self._compute_updates(folded, updates), folded.change
 
-    def _compute_group_output(self, arranged: Arrangement, found: RowsByGroup) -> Updates:
-        """See `RunningOrderedGroups._compute_group_output`.
+    def iterate_rows(self, as_of: int | None) -> Iterator[Updates]:
+        """See `ReadableNode.iterate_rows`.  O(stored rows)."""
+        for arranged in self.output_arrangement.partitions:
+            for references in arranged.iterate_live_references(as_of):
+                yield self._compute_key_versions(arranged, references)
+
+    def compute_group(self, arranged: Arrangement, found: RowsByGroup) -> Updates:
+        """See `ReadableNode.compute_group`."""
+        return self._compute_key_versions(arranged, found.references)
+
+    def _compute_key_versions(self, arranged: Arrangement, references: Ints) -> Updates:
+        """Compute the versions of keys from all their rows, which are in the order of identities.
 
         Only the visible rows, and rows with the same order as another row, are gathered.
         """
-        references = found.references
         high, low, order = gather_identities(arranged, references)
         held = np.ones(references.size, np.int64)
         rows, _ = self._sort_rows(arranged.slots.pool, references, held, high, low, order)

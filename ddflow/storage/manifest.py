@@ -70,7 +70,7 @@ __all__ = [
     "load_newest_manifest",
 ]
 
-FORMAT: Final = 12
+FORMAT: Final = 13
 """The format that `Manifest.encode` writes, and the only format that `Manifest.decode` reads."""
 
 DEPTH: Final = 200

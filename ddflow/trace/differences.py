@@ -16,18 +16,18 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from ddflow.columns.hashing import Words
+from ddflow.columns.hashing import Ints, Words
 from ddflow.columns.names import TIMES
 from ddflow.columns.rows import gather_table
-from ddflow.kernels.differences import SummedRows, collect_group_rows
+from ddflow.kernels.differences import SummedRows, collect_group_rows, sum_rows
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import BatchRange, BatchSlots
 from ddflow.trace.index import NoIndex
-from ddflow.trace.merge import sum_differences
-from ddflow.trace.ordered_index import RowsByGroup
+from ddflow.trace.merge import PickedVersions, sum_differences
+from ddflow.trace.ordered_index import NO_ROWS, RowsByGroup, to_identity_words
 from ddflow.trace.spine import Spine
 
-FAN, TAIL = 4, 1 << 12
+FAN, TAIL = 4, 1 << 10
 """The number of runs of similar size that are merged into one, and the number of rows from which this counts.
 
 A look-up searches each run. Runs with fewer rows together stay in the processor's cache.
@@ -80,29 +80,48 @@ class DifferenceArrangement(Arrangement):
         self.room = max(1.25 * n / max(high.size, 1), 1.0)
         return RowsByGroup(out.reference[:n], out.diff[:n], begins, out.more[:n].view(np.int64))
 
+    def sum_rows(self, high: Words, low: Words, more: Ints) -> Ints:
+        """Return the multiplicities of rows by ascending identities.  O(rows runs log rows of a group) expected."""
+        parts, out = np.array(self.parts, np.int64).reshape(-1, 3), np.empty(high.size, np.int64)
+        sum_rows(high, low, to_identity_words(more), parts, self.slots.addresses, out)
+        return out
+
+    def record_cancelled_reads(self, differences: int) -> None:
+        """Record the number of cancelled differences that a read passed; see `Spine.record_cancelled_reads`."""
+        self.spine.record_cancelled_reads(differences)
+        self.on_disk.record_cancelled_reads(differences)
+
     def find_group_at(self, high: Words, low: Words, as_of: int | None) -> RowsByGroup:
         """Find the rows of one group at a time; see `Arrangement.find_group_at`."""
         self.check_readable(as_of, "a read")
-        return self._sum_rows(self.find_group_versions(high, low), as_of)
+        if not (parts := self.find_group_versions(high, low)):
+            return RowsByGroup(NO_ROWS)
+        picked = self._sum_parts(parts, as_of)
+        whole = np.array([0, picked.references.size])
+        return RowsByGroup(picked.references, picked.value.view(np.int64), whole, picked.order)
 
     def iterate_rows(self, as_of: int | None = None, what: str = "a read") -> Iterator[pa.Table]:
         """Yield the rows of `read`, with their multiplicities as the column `TIMES`, one range at a time."""
+        for picked in self.iterate_sums(as_of, what):
+            yield self.gather_rows(RowsByGroup(picked.references, picked.value.view(np.int64)))
+
+    def iterate_sums(self, as_of: int | None = None, what: str = "a read") -> Iterator[PickedVersions]:
+        """Yield the rows of `read` in the order of identities. Their values are multiplicities. O(differences)."""
         self.check_readable(as_of, what)
-        return (self.gather_rows(self._sum_rows(parts, as_of)) for parts in self.iterate_version_ranges())
+        for parts in self.iterate_version_ranges():
+            if parts:
+                yield self._sum_parts(parts, as_of)
 
     def gather_rows(self, found: RowsByGroup) -> pa.Table:
         """Gather rows, with their multiplicities as the column `TIMES`.  O(n) for each column."""
         rows = gather_table(self.slots.pool, found.references, self.schema)
         return rows.append_column(COUNTED, pa.array(found.values))
 
-    def _sum_rows(self, parts: list[BatchRange], as_of: int | None) -> RowsByGroup:
+    def _sum_parts(self, parts: list[BatchRange], as_of: int | None) -> PickedVersions:
         """Add up the diffs of the rows of a range at a time.  O(differences)."""
-        if not parts:
-            return RowsByGroup(np.empty(0, np.int64))
-        as_of = max(self.latest, self.since) if as_of is None else as_of
-        picked = sum_differences(self.slots, parts, as_of)
-        there = np.flatnonzero(picked.time <= as_of)
-        return RowsByGroup(picked.references[there], picked.value.view(np.int64)[there])
+        time = max(self.latest, self.since) if as_of is None else as_of
+        picked = sum_differences(self.slots, parts, time)
+        return picked if (early := picked.time <= time).all() else picked.select_rows(early)
 
     @property
     def _needed_version_count(self) -> int:

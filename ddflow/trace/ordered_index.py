@@ -24,7 +24,7 @@ from ddflow.kernels.ordered import (
     write_ordered_entries,
 )
 from ddflow.kernels.ordered_tree import LEAF, LEAVES, MOST_LEAVES, USED, IdentityAddresses, Tree, allocate_tree
-from ddflow.kernels.ordered_window import read_groups_backward, read_windows
+from ddflow.kernels.ordered_window import read_windows
 from ddflow.kernels.resolve import LIVE, OCCUPIED, Prior
 from ddflow.trace.index import EVERY, Index, IndexWrite
 
@@ -59,7 +59,8 @@ class RowsByGroup(NamedTuple):
         heads = np.zeros(self.references.size, np.bool_)
         heads[self.begins[:-1]] = True
         words, first = self.order[:, :tied], heads.copy()
-        first[1:] |= (words[1:] != words[:-1]).any(1)
+        if words.size:
+            first[1:] |= (words[1:] != words[:-1]).any(1)
         return heads, first
 
 
@@ -125,30 +126,24 @@ class OrderedIndex(Index):
         high: Words,
         low: Words,
         order: Ints | None = None,
-        most: int | Ints = ALL,
+        most: int = ALL,
         live: bool = True,
-        tied: int | None = None,
         words: bool = False,
-        back: bool = False,
     ) -> RowsByGroup:
         """Find the first rows of groups by ascending prefixes. The rows are in order within each group.
 
-        ``low`` of size 0 and ``order`` None make prefixes shorter.  ``most``: the maximum number of rows of each group,
-        as one number or as an array.  ``tied``: also return the rows that share this many words beyond two with the
-        last row.  ``live``: whether to skip deletions; if False, references keep their flags.  ``words``: whether to
-        return the words beyond two.  ``back``: whether to read each group from its end.
-        O(g log n + rows), for g groups and n entries.
+        ``low`` of size 0 and ``order`` None make prefixes shorter.  ``most``: the maximum number of rows of each group.
+        ``live``: whether to skip deletions; if False, references keep their flags.  ``words``: whether to return the
+        words beyond two. O(g log n + rows), for g groups and n entries.
         """
         begins, more = np.empty(high.size + 1, np.int64), np.empty((high.size, 0), np.uint64)
         keys = IdentityAddresses.from_arrays(high, low, more if order is None else (more := to_identity_words(order)))
         mask, room = np.uint64(LIVE if live else OCCUPIED), 2 * high.size + 16
-        each = np.full(high.size, most) if isinstance(most, int) else most
-        equal = np.int64(self.words if tied is None else tied)
-        read = read_groups_backward if back else read_groups
+        each = np.full(high.size, most)
         while True:
             references, values = np.empty(room, np.int64), np.empty(room, np.uint64)
             beyond = np.empty((room if words else 0, self.words), np.uint64)
-            n = read(self.tree, keys, each, equal, mask, references, values, begins, beyond)
+            n = read_groups(self.tree, keys, each, mask, references, values, begins, beyond)
             if n <= room:
                 break
             room = n

@@ -45,7 +45,8 @@ def choose_merge_start(sizes: Sequence[int], needed: int | None, fan: int, tail:
 
     ``sizes``: the number of versions of each run, oldest first.  ``needed``: the approximate number of versions that a
     merge of all runs would leave; None if that merge is not allowed.  ``tail``: if the newest runs have fewer versions
-    than this together, they are merged only as soon as there are `FAN` of them.
+    than this together, they are merged only as soon as there are `FAN` of them.  With a tail, no merge is chosen
+    that a merge of all runs would soon repeat.
 
     >>> choose_merge_start([1000, 10, 10], 900, 32) is None
     True
@@ -56,13 +57,15 @@ def choose_merge_start(sizes: Sequence[int], needed: int | None, fan: int, tail:
     >>> choose_merge_start([8000] + [1] * 31, 8000, 32) is None  # a large run and many small runs are not of one size
     True
     """
-    if needed is not None and len(sizes) > 1 and sum(sizes) > GARBAGE * needed + 64:
+    whole, most = sum(sizes), None if needed is None else GARBAGE * needed + 64
+    if most is not None and len(sizes) > 1 and whole > most:
         return 0
     total = largest = 0
     for i in range(len(sizes) - 1, -1, -1):
         total, largest = total + sizes[i], max(largest, sizes[i])
         if len(sizes) - i >= (fan if total >= tail else FAN) and largest * max(fan // 4, 2) <= total:
-            return i
+            # If a merge of all runs comes before as many versions again, a merge of these runs would be useless.
+            return None if tail and most is not None and whole + total > most and i > 0 else i
     return None
 
 
@@ -76,6 +79,9 @@ class Spine:
 
     def __init__(self, fan: int = FAN, keeps: bool = False, tail: int = 0) -> None:
         self.items: list[Run | RunMerge] = []
+        # The number of cancelled differences that reads passed since the last merge of all runs, and the part of them
+        # that has not paid for merges.
+        self.cancelled = self.unpaid = 0
         self.fan, self.keeps, self.tail, self.copied, self.most = fan, keeps, tail, 0, MOST
         self.lapse: TombstoneExpiry | None = None
         # The number of runs at the last plan, and the number of new versions since then. If there are only a few new
@@ -92,8 +98,15 @@ class Spine:
 
     @property
     def oldest_size(self) -> int:
-        """The number of versions in the oldest run or merge, or 0."""
-        return len(self.items[0]) if self.items else 0
+        """The number of versions in the oldest run or merge, or 0.
+
+        If reads passed more cancelled differences than there are versions, the result is 0: all runs are to be merged.
+        """
+        return len(self.items[0]) if self.items and self.cancelled <= self.version_count else 0
+
+    def record_cancelled_reads(self, differences: int) -> None:
+        """Record the number of cancelled differences that a read passed. They pay for merges, as new versions do."""
+        self.cancelled, self.unpaid = self.cancelled + differences, self.unpaid + differences
 
     @property
     def merges(self) -> list[RunMerge]:
@@ -159,6 +172,7 @@ class Spine:
             first = choose_merge_start([run.size for run in runs], needed if start == 0 else None, self.fan, self.tail)
             if first is None:
                 return
+            self.cancelled = self.cancelled if start + first else 0
             self.items[start + first :] = [RunMerge(runs[first:], alone and start + first == 0, target)]
 
     def advance_merges(
@@ -183,6 +197,8 @@ class Spine:
                 chosen.append((at, item))
         if not chosen:
             return
+        if paid is not None:
+            paid, self.unpaid = paid + self.unpaid // EFFORT, self.unpaid % EFFORT
         left = (
             sum(item.remaining_versions for _, item in chosen)
             if paid is None

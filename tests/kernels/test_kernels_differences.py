@@ -1,4 +1,4 @@
-"""Check that merges of differences and look-ups of groups give the same rows as a dict that adds up the diffs."""
+"""Check that merges of differences and reads of groups give the same rows as a dict that adds up the diffs."""
 
 from collections import Counter
 from typing import Any
@@ -7,7 +7,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from ddflow.kernels.differences import SummedRows, collect_group_rows, merge_differences
+from ddflow.kernels.differences import (
+    SummedRows,
+    collect_group_rows,
+    merge_differences,
+    net_differences,
+    sum_rows,
+)
+from ddflow.kernels.top import FoundRows, StepUpdates, StoredGroups, collect_first_rows, find_group_ranges
 
 WORDS = 2
 NEAR = st.integers(0, 3)
@@ -98,3 +105,84 @@ def test_output_without_room_is_counted() -> None:
     out = SummedRows.allocate(1, WORDS, grouped=True)
     found = collect_group_rows(one, np.zeros(1, np.uint64), parts, batches, np.int64(WORDS), out, begins)
     assert (found, out.more[0].tolist(), len(kept)) == (2, [1, 0], 5)
+
+
+@given(st.lists(ROW, max_size=20))
+@settings(deadline=None)
+def test_net_differences_are_the_sums_of_equal_rows_and_times(run: list[Any]) -> None:
+    rows = sorted(run)
+    columns = [np.array([row[i] for row in rows], np.uint64) for i in range(4)]
+    time, diff = (np.array([row[i] for row in rows], np.int64) for i in (4, 5))
+    out = SummedRows.allocate(len(rows), WORDS, grouped=False)
+    more = np.stack(columns[2:], axis=1)
+    n = net_differences(columns[0], columns[1], more, time, diff, np.arange(len(rows)), out)
+    found = zip(out.high[:n], out.low[:n], *out.more[:n].T, out.time[:n], out.diff[:n], strict=True)
+    assert [tuple(map(int, row)) for row in found] == add_up([run], -1, one_time=False)
+    assert [rows[at][:5] for at in out.reference[:n]] == [row[:5] for row in add_up([run], -1, one_time=False)]
+
+
+@given(st.lists(st.lists(ROW, max_size=30), max_size=5), st.sets(st.tuples(FAR | NEAR, NEAR, NEAR, NEAR), max_size=20))
+@settings(deadline=None)
+def test_the_sum_of_a_row_is_that_of_all_runs(runs: list[list[Any]], asked: set[tuple[int, ...]]) -> None:
+    parts, batches, kept = lay_out(runs, one_time=False)
+    wanted, sums = sorted(asked), np.empty(len(asked), np.int64)
+    columns = [np.array([row[i] for row in wanted], np.uint64) for i in range(4)]
+    sum_rows(columns[0], columns[1], np.stack(columns[2:], axis=1), parts, batches, sums)
+    every = {row[:4]: row[-1] for row in add_up(runs, 10, one_time=False)}
+    assert sums.tolist() == [every.get(row, 0) for row in wanted] and len(kept) == 5 * len(runs)
+
+
+@given(
+    st.lists(st.lists(ROW, max_size=15), max_size=4),
+    st.lists(st.tuples(NEAR, NEAR, NEAR, NEAR, st.integers(0, 2), st.sampled_from([-2, -1, 1, 3])), max_size=8),
+    st.integers(1, 4),
+    st.booleans(),
+    st.integers(0, 2),
+    st.booleans(),
+)
+@settings(deadline=None, max_examples=300)
+def test_the_first_rows_of_groups_are_enough_at_each_time(
+    runs: list[list[Any]], updates: list[Any], most: int, places: bool, tied: int, back: bool
+) -> None:
+    parts, batches, kept = lay_out(runs, one_time=False)
+    updates = sorted(updates)
+    columns = [np.array([row[i] for row in updates], np.uint64) for i in range(4)]
+    groups = sorted({row[:2] for row in updates})
+    begins = np.array([*(next(i for i, row in enumerate(updates) if row[:2] == g) for g in groups), len(updates)])
+    ranks, diffs = np.array([row[4] for row in updates], np.int32), np.array([row[5] for row in updates], np.int64)
+    step = StepUpdates(begins, *columns[:2], np.stack(columns[2:], axis=1), -1 - np.arange(len(updates)), ranks, diffs)
+    ranges = np.empty((len(groups), 2 * parts.shape[0]), np.int64)
+    find_group_ranges(step, parts, batches, ranges)
+    ints = [np.empty(size, np.int64) for size in (80, 80, len(groups) + 1, len(updates), len(updates), 1)]
+    out = FoundRows(ints[0], ints[1], np.empty(80, np.uint8), *ints[2:])
+    stored = StoredGroups(parts[:, 0].copy(), ranges, batches)
+    n = collect_first_rows(step, stored, np.int64(most), places, np.int64(tied), back, out)
+    held, at = {row[:4]: row[-1] for row in add_up(runs, 10, one_time=False)}, 0
+    changes: dict[Any, dict[int, int]] = {}
+    for row in updates:
+        times = changes.setdefault(row[:4], {})
+        times[row[4]] = times.get(row[4], 0) + row[5]
+    for g, group in enumerate(groups):
+        assert out.ends[g] == at
+        filled, before = 0, None
+        for row in sorted({row for row in [*held, *changes] if row[:2] == group}, reverse=back):
+            total = now = fewest = held.get(row, 0)
+            after = {}
+            for rank, diff in sorted(changes.get(row, {}).items()):
+                now += diff
+                fewest = min(fewest, now)
+                after |= {rank: now} if diff else {}
+            tie = before is not None and before[2 : 2 + tied] == row[2 : 2 + tied]
+            if filled >= most and not tie:
+                assert not (out.place[[i for i, each in enumerate(updates) if each[:4] == row]] >= 0).any()
+            elif total or after:
+                assert (out.held[at], out.ties[at]) == (total, tie)
+                its = [i for i, each in enumerate(updates) if each[:4] == row and out.place[i] == at]
+                assert {int(ranks[i]): int(out.now[i]) for i in its} == after
+                reference = int(out.reference[at])
+                if reference >= 0:
+                    assert tuple(kept[5 * (reference >> 40) + 2][reference & ((1 << 40) - 1)].tolist()) == row[2:4]
+                else:
+                    assert updates[-1 - reference][:4] == row
+                at, before, filled = at + 1, row, filled + min(max(fewest, 0), most if places else 1)
+    assert n == at

@@ -331,17 +331,17 @@ def test_an_extreme_that_leaves_lets_the_next_one_in_without_its_group_being_rea
     with flow.open() as engine:
         engine.step({"rows": pa.table({"id": range(n), "gone": [False] * n})}, 0)
         running = engine.dataflow.graph.running[flow.outputs["out"]]
-        looked, look = list[Any](), running.look_up_groups
+        looked, look = list[Any](), running._find_first_rows
 
         def noted(*args: Any, **more: Any) -> Any:
             looked.append(look(*args, **more))
             return looked[-1]
 
-        monkeypatch.setattr(running, "look_up_groups", noted)
+        monkeypatch.setattr(running, "_find_first_rows", noted)
         for time in range(1, 9):
             out = engine.step({"rows": pa.table({"id": [time - 1, n - time], "gone": [True] * 2})}, time)["out"]
             assert out.to_pylist()[-1] == {"lo": time, "hi": n - 1 - time, "_time": time, "_diff": 1}
-        assert max(each.values.size for each in looked) <= 4
+        assert max(each.references.size for each in looked) <= 4
 
 
 def test_what_is_asked_for_twice_is_held_once() -> None:

@@ -319,8 +319,8 @@ def test_a_step_that_the_budget_refuses_leaves_upserts_as_they_were() -> None:
         room = engine.dataflow.nbytes
     with flow.open() as engine:
         engine.step(many, 2)
-        assert engine.dataflow.nbytes > room + 70 * n
-    with flow.open(memory=room + 100_000) as engine:
+        assert engine.dataflow.nbytes > room + 50 * n
+    with flow.open(memory=room + 50_000) as engine:
         engine.step(first, 1)
         with pytest.raises(BudgetExceeded):
             engine.step(many, 2)

@@ -26,10 +26,10 @@ from tight import MEMORY, tighten, tiny
 
 import ddflow as dd
 from ddflow.errors import CorruptState, NegativeMultiplicity, PlanChanged
+from ddflow.operators.ordered_groups import RunningOrderedGroups
 from ddflow.operators.row_order import RowOrder, find_reordered_columns, format_order_columns, parse_order_columns
 from ddflow.plan.text.codec import compute_node_id, describe_plan, format_node, rebuild_plan
 from ddflow.storage.memory import MemoryStore
-from ddflow.trace.ordered_index import OrderedIndex
 
 COLUMNS = {"city": pa.string(), "n": pa.decimal128(9, 2), "at": pa.date32(), "note": pa.string(), "x": pa.float64()}
 SCHEMA = pa.schema(COLUMNS)
@@ -196,14 +196,14 @@ def test_groups_of_many_rows_beside_duckdb(medium: str, told: dict[str, Any], tm
 def test_a_step_reads_the_front_of_the_groups_that_it_touches(monkeypatch: pytest.MonkeyPatch) -> None:
     """However large groups are, and nothing of others."""
     looked: list[int] = []
-    group = OrderedIndex.find_group_rows
+    find = RunningOrderedGroups._find_first_rows
 
-    def watched(self: OrderedIndex, *given: Any, **named: Any) -> Any:
-        found = group(self, *given, **named)
-        looked.append(found.references.size)
+    def watched(self: RunningOrderedGroups, *given: Any, **named: Any) -> Any:
+        found = find(self, *given, **named)
+        looked.append(int(np.count_nonzero(found.held)))
         return found
 
-    monkeypatch.setattr(OrderedIndex, "find_group_rows", watched)
+    monkeypatch.setattr(RunningOrderedGroups, "_find_first_rows", watched)
     flow = dd.Flow()
     rows = flow.upserts("rows", {"id": int, "g": int, "v": int}, dd.Upsert("id"))
     flow.output("top", rows.top(3, by="v", partition_by="g"))

@@ -323,8 +323,8 @@ def test_another_format_is_told_from_damage() -> None:
         assert f"it has format {other}, but this ddflow reads format {FORMAT}" in str(found)
         assert "another ddflow version wrote it: open it with that version" in found.fix
     data = typical().encode()
-    damaged = refusal(data.replace(b"manifest 12", b"manifest 13", 1))
-    assert FORMAT == 12 and "its header says" in damaged.found and "checksum" in damaged.found
+    damaged = refusal(data.replace(b"manifest 13", b"manifest 14", 1))
+    assert FORMAT == 13 and "its header says" in damaged.found and "checksum" in damaged.found
 
 
 @pytest.mark.parametrize(

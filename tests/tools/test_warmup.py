@@ -389,7 +389,7 @@ def _run_ordered() -> None:
         arranged.apply_changes(
             [ArrangementChange(batch, counts, n, prior.place, arranged.index.built, 0, 0)], time + 1, time
         )
-        find_group_rows(arranged, by.high[:1], by.low[:1], most=1)
+        find_group_rows(arranged, by.high[:1], by.low[:1])
         if time == 1:
             arranged.spill(batch_store, 0)
     arranged.index.remove_entries(0, 4, np.ones(8, np.uint8))

@@ -7,10 +7,7 @@ every group's order, and reads at every time equal the dict's.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
-from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
@@ -27,11 +24,10 @@ from ddflow.storage.fields import decode_record, encode_record
 from ddflow.storage.files.batch_store import BatchStore
 from ddflow.storage.folder.scratch import ScratchStore
 from ddflow.storage.memory import MemoryStore
-from ddflow.trace import group_rows as of_groups
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import ArrangementChange, Batch
 from ddflow.trace.checkpoint import checkpoint_arrangement, restore_arrangement
-from ddflow.trace.group_rows import find_group_rows, gather_identities
+from ddflow.trace.group_rows import find_group_rows
 from ddflow.trace.records import ArrangementRecord
 
 SCHEMA = pa.schema({"group": pa.uint64(), "first": pa.uint64(), "second": pa.int64(), "times": pa.int64()})
@@ -89,31 +85,6 @@ class Beside:
         for i, group in enumerate(groups):
             here = sorted((each for each in self.now if each[0] == group), key=unsigned)
             assert found.values[found.begins[i] : found.begins[i + 1]].tolist() == [self.now[each] for each in here]
-        for most, ahead in ((1, 0), (2, 0), (2, 16)):
-            with patch.object(of_groups, "AHEAD", ahead):
-                some = find_group_rows(self.arranged, np.array(groups, np.uint64), most=most)
-            assert np.diff(some.begins).tolist() == np.minimum(np.diff(found.begins), most).tolist()
-            first = [found.values[begin:end][:most] for begin, end in pairwise(found.begins)]
-            assert some.values.tolist() == np.concatenate(first).tolist()
-            with patch.object(of_groups, "AHEAD", ahead):
-                tied = find_group_rows(self.arranged, np.array(groups, np.uint64), most=most, tied=0)
-            for i, group in enumerate(groups):
-                here = sorted((each for each in self.now if each[0] == group), key=unsigned)
-                last = [each[1] for each in here][:most][-1:]
-                those = [self.now[each] for at, each in enumerate(here) if at < most or [each[1]] == last]
-                assert tied.values[tied.begins[i] : tied.begins[i + 1]].tolist() == those
-        whole = find_group_rows(self.arranged, np.array(groups, np.uint64), back=True)
-        turned = [found.references[begin:end][::-1] for begin, end in pairwise(found.begins)]
-        assert whole.references.tolist() == np.concatenate(turned).tolist()
-        for most, ahead in ((1, 0), (2, 0), (2, 16)):
-            with patch.object(of_groups, "AHEAD", ahead):
-                some = find_group_rows(self.arranged, np.array(groups, np.uint64), most=most, words=True, back=True)
-            assert some.references.tolist() == np.concatenate([each[:most] for each in turned]).tolist()
-            assert some.values.tolist() == [
-                self.now[each]
-                for group in groups
-                for each in sorted((each for each in self.now if each[0] == group), key=unsigned)[::-1][:most]
-            ]
         for time in range(self.since, len(self.was)):
             rows = self.arranged.read(time).to_pylist()
             assert {(r["group"], r["first"], r["second"]): r["times"] for r in rows} == self.was[time]
@@ -168,24 +139,3 @@ def test_from_an_inventory(steps: list[dict[Identity, int]], indexed: bool) -> N
         restore_arrangement(again, record, "a test", store, indexed, lambda rows: (NONE, NONE, NONE))
         beside.arranged = again
         beside.check()
-
-
-def test_of_a_large_group_on_disk_only_the_first_rows_are_read(tmp_path: Path) -> None:
-    beside, read = Beside(fresh()), list[int]()
-    stored = of_groups._read_batch_layer
-
-    def counted(*given: Any) -> Any:
-        layer = stored(*given)
-        read.append(layer.group.size)
-        return layer
-
-    with BatchStore(ScratchStore(str(tmp_path))) as store:
-        for begin in (0, 5_000):
-            beside.step({(7, 3, i): 1 for i in range(begin, begin + 5_000)})
-            beside.arranged.spill(store, 0)
-        beside.step({(7, 3, i): 0 for i in range(100)})
-        beside.arranged.spill(store, 0)
-        with patch.object(of_groups, "_read_batch_layer", counted):
-            found = find_group_rows(beside.arranged, np.array([7], np.uint64), most=3)
-        assert gather_identities(beside.arranged, found.references)[2].ravel().tolist() == [100, 101, 102]
-    assert sum(read) < 2_000
