@@ -19,6 +19,7 @@ import pyarrow as pa
 from ddflow.columns.hashing import NONE, Ints, RowHasher, Secret, Words
 from ddflow.columns.layout import Arena
 from ddflow.columns.names import TIMES, check_column_names, check_columns_exist, parse_column_names
+from ddflow.columns.row_views import HeldRows
 from ddflow.columns.rows import RowPool, Rows, gather_buffers, row_values
 from ddflow.columns.schema import column_arrays
 from ddflow.errors import NegativeMultiplicity
@@ -32,12 +33,12 @@ from ddflow.operators.base import (
     as_updates,
     register_operator,
 )
-from ddflow.operators.ordered_rows import RowChanges
+from ddflow.operators.ordered_rows import RowChanges, complete_columns
 from ddflow.operators.updates import GroupSortedUpdates, Updates, build_count_overflow, ints
 from ddflow.plan.collection import Collection, Columns, refuse_forgetting_inputs
 from ddflow.plan.text.formulas import JsonRecord
 from ddflow.trace.batch import ArrangementChange, make_difference_change, mark_first_of_keys, repeat_value
-from ddflow.trace.differences import DifferenceArrangement
+from ddflow.trace.differences import DifferenceArrangement, sum_absolutes
 from ddflow.trace.ordered_index import RowsByGroup, to_identity_words
 
 LARGE: Final = 2.0**62
@@ -127,7 +128,7 @@ class RunningArrange(RunningOperator):
         self.whole = RowHasher(loose, secret)
         self.arrangements: tuple[Any, ...] = (DifferenceArrangement(row, words),)
         self.given, self.identified, self.arena = RowPool(row), row, Arena()
-        self.grouped, self.bound = cast("tuple[Updates, GroupSortedUpdates] | None", None), cast("float | None", None)
+        self.grouped = cast("tuple[Updates, GroupSortedUpdates] | None", None)
 
     def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, ArrangementChange]:
         """See `RunningOperator.compute`.  O(n log n).  Raises `CountOverflow`, `NegativeMultiplicity`."""
@@ -152,7 +153,10 @@ class RunningArrange(RunningOperator):
         """Sort the updates by group and row; see `ReadableNode.group_updates`. The joins of a step share the result."""
         if self.grouped is None or self.grouped[0] is not updates:
             self.arena.reset()
-            words = self.compute_row_words(updates.rows)
+            rows = updates.rows
+            if len(rows.schema) < len(self.fields):  # a join of a later stage gets only the columns that it reads
+                rows = HeldRows(complete_columns(rows, self.identified), self.identified)
+            words = self.compute_row_words(rows)
             self.grouped = updates, GroupSortedUpdates.sort_by_words(updates, self.keys, words, self.arena)
         return self.grouped[1]
 
@@ -196,18 +200,12 @@ class RunningArrange(RunningOperator):
 
         O(n), and a look-up of the rows if the verb forbids negative multiplicities or if a sum could overflow.
         """
-        if self.bound is None:
-            slots = self.output_arrangement.slots
-            stored = (slots[slot].value[begin:end].view(np.int64) for slot, begin, end in self.output_arrangement.parts)
-            self.bound = sum(float(np.abs(each.astype(np.float64)).sum()) for each in stored)
-        self.bound += float(np.abs(by.diffs.astype(np.float64)).sum())
-        if self.bound < LARGE and not self.refuses:
+        arranged = cast(Any, self.output_arrangement)
+        bound = arranged.bound + sum_absolutes(by.diffs)
+        if bound < LARGE and not self.refuses:
             return
         begins = np.append(np.flatnonzero(mark_first_of_keys(by.high, by.low)), by.high.size)
-        first, arranged = (
-            np.flatnonzero(mark_first_of_keys(by.high, by.low, by.more)),
-            cast(Any, self.output_arrangement),
-        )
+        first = np.flatnonzero(mark_first_of_keys(by.high, by.low, by.more))
         sums = arranged.sum_rows(by.high.take(first), by.low.take(first), by.more.take(first, 0))
         there = first[sums != 0]
         starts = np.searchsorted(there, begins)
@@ -216,7 +214,7 @@ class RunningArrange(RunningOperator):
         of = np.repeat(rows.reference, np.diff(rows.changes))
         before = np.repeat(np.append(0, np.cumsum(rows.diff))[rows.changes[:-1]], np.diff(rows.changes))
         counts = counts + np.cumsum(rows.diff) - before
-        if self.bound >= LARGE and (row := _find_overflow(rows)) >= 0:
+        if bound >= LARGE and (row := _find_overflow(rows)) >= 0:
             raise build_count_overflow(updates.rows, int(rows.reference[row]))
         below = np.flatnonzero(counts < 0) if self.refuses else ints()
         if below.size:

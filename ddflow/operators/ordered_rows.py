@@ -203,9 +203,13 @@ def number_identities(high: Words, low: Words, arena: Arena) -> tuple[Narrow, In
 
 def add_step_rows(pool: RowPool, updates: Updates) -> RowPool:
     """Add a step's updates to the pool as batch 0. Missing columns become nulls. O(columns)."""
-    there, n = set(updates.rows.schema.names), updates.diffs.size
-    columns = [
-        column_arrays(updates.rows, [field.name])[0] if field.name in there else pa.nulls(n, field.type)
-        for field in pool.schema
+    columns = complete_columns(updates.rows, pool.schema)
+    return pool.with_events(Rows.from_columns(columns, pool.shape, updates.diffs.size))
+
+
+def complete_columns(rows: Any, schema: pa.Schema) -> list[pa.Array]:
+    """Return the columns of a schema, with nulls for those that the rows lack. O(columns)."""
+    there, n = set(rows.schema.names), rows.num_rows
+    return [
+        column_arrays(rows, [field.name])[0] if field.name in there else pa.nulls(n, field.type) for field in schema
     ]
-    return pool.with_events(Rows.from_columns(columns, pool.shape, n))

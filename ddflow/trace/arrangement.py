@@ -51,7 +51,8 @@ class Arrangement:
     ``schema``: the columns of a version's payload.  ``wide``: whether identities have two words.  ``words``: the number
     of order words of an entry.  ``keeps``: whether the order of a deleted key must be kept.  ``ordered``: whether the
     order words are the identity's words beyond two, so that a group of rows is a prefix (`ordered_index`).
-    ``is_searched``: whether index and filters find keys; if False, the arrangement is only read.
+    ``is_searched``: whether index and filters find keys; if False, the arrangement is only read.  ``index``: the
+    index, by default a new one.
 
     >>> import numpy as np, pyarrow as pa
     >>> from ddflow.trace.batch import Batch
@@ -64,9 +65,17 @@ class Arrangement:
     ([{'k': 1}], 3, 4, 1)
     """
 
-    def __init__(self, schema: pa.Schema, wide: bool, words: int, keeps: bool = False, ordered: bool = False) -> None:
+    def __init__(
+        self,
+        schema: pa.Schema,
+        wide: bool,
+        words: int,
+        keeps: bool = False,
+        ordered: bool = False,
+        index: Index | None = None,
+    ) -> None:
         self.schema, self.keeps, self.ordered, self.words = schema, keeps, ordered, words
-        self.index: Index = OrderedIndex(words, keeps) if ordered else Index(wide, words, keeps)
+        self.index = index or (OrderedIndex(words, keeps) if ordered else Index(wide, words, keeps))
         self.slots = BatchSlots(schema, ordered)
         self.spine, self.on_disk = Spine(keeps=keeps), Spine(FAN, keeps)
         self.since, self.upper, self.latest = NEVER, NEVER, NEVER

@@ -10,7 +10,7 @@ Limits: a row's multiplicity is unknown until the row is read. The operator chec
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import numpy as np
@@ -21,7 +21,7 @@ from ddflow.columns.names import TIMES
 from ddflow.columns.rows import gather_table
 from ddflow.kernels.differences import SummedRows, collect_group_rows, sum_rows
 from ddflow.trace.arrangement import Arrangement
-from ddflow.trace.batch import BatchRange, BatchSlots
+from ddflow.trace.batch import ArrangementChange, BatchRange, BatchSlots
 from ddflow.trace.index import NoIndex
 from ddflow.trace.merge import PickedVersions, sum_differences
 from ddflow.trace.ordered_index import NO_ROWS, RowsByGroup, to_identity_words
@@ -34,6 +34,15 @@ A look-up searches each run. Runs with fewer rows together stay in the processor
 """
 COUNTED: Final = pa.field(TIMES, pa.int64(), nullable=False)
 """The column of the multiplicities of rows."""
+
+
+def sum_absolutes(diffs: Ints) -> float:
+    """Add up absolute values.
+
+    >>> sum_absolutes(np.array([3, -(2**63)]))
+    9.223372036854776e+18
+    """
+    return float(np.abs(diffs, dtype=np.float64).sum())
 
 
 class DifferenceArrangement(Arrangement):
@@ -54,15 +63,30 @@ class DifferenceArrangement(Arrangement):
     """
 
     def __init__(self, schema: pa.Schema, words: int) -> None:
-        super().__init__(schema, wide=True, words=words, ordered=True)
-        self.index = NoIndex(words)
+        super().__init__(schema, wide=True, words=words, ordered=True, index=NoIndex(words))
         self.slots = BatchSlots(schema, ordered=True, summed=True)
         self.spine = Spine(FAN, tail=TAIL)
         self.room = 4.0
+        self._bound, self._bounded = 0.0, self.upper
+        """The last `bound`, and the value of ``upper`` for which it holds. A restore changes ``upper``."""
 
     def make_empty(self, schema: pa.Schema | None = None, words: int | None = None) -> Arrangement:
         """Build an empty arrangement of the same kind; see `Arrangement.make_empty`."""
         return DifferenceArrangement(schema or self.schema, self.words if words is None else words)
+
+    @property
+    def bound(self) -> float:
+        """The sum of the absolute diffs, or more: no multiplicity exceeds it. O(1), or O(rows) after a restore."""
+        if self._bounded != self.upper:
+            stored = (self.slots[slot].value[begin:end] for slot, begin, end in self.parts)
+            self._bound, self._bounded = sum(sum_absolutes(each.view(np.int64)) for each in stored), self.upper
+        return self._bound
+
+    def apply_changes(self, changes: Sequence[ArrangementChange], upper: int, since: int) -> None:
+        """See `Arrangement.apply_changes`."""
+        bound = self.bound + sum(sum_absolutes(each.value.view(np.int64)) for each in changes)
+        super().apply_changes(changes, upper, since)
+        self._bound, self._bounded = bound, self.upper
 
     def find_group_rows(self, high: Words, low: Words) -> RowsByGroup:
         """Find the rows of groups by ascending identity words, in the order of identities within each group.

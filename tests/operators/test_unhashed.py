@@ -12,7 +12,7 @@ import pytest
 
 import ddflow as dd
 from ddflow.columns.hashing import Secret
-from ddflow.operators.upsert import resolution
+from ddflow.operators.upsert import resolution, small_steps
 from ddflow.operators.upsert.resolution import Resolved
 
 UNHASHED = [pa.int64(), pa.uint64(), pa.timestamp("us"), pa.date64(), pa.duration("ns"), pa.time64("us")]
@@ -112,7 +112,8 @@ def same(monkeypatch: pytest.MonkeyPatch, *given: Any, place: Path | None = None
     """Assert that few and many updates are the same, row by row."""
     found = []
     for least in (0, 1 << 40):
-        monkeypatch.setattr(resolution, "SMALL", least)
+        for module in (resolution, small_steps):
+            monkeypatch.setattr(module, "SMALL", least)
         found.append(run(*given, None if place is None else place / str(least), **options))
     for one, other in zip(*found, strict=True):
         assert one.equals(other)

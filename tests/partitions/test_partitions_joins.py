@@ -61,6 +61,9 @@ def made_of(orders: Any, customers: Any, notes: Any) -> dict[str, Callable[[], A
         "of a sum": lambda: (
             joined().group_by("city").agg(total="sum(amount)").join(notes, on="city", condition="total > 0")
         ),
+        "of a sum by some columns": lambda: orders.join(
+            joined().group_by("city").agg(total="sum(amount)"), on={"amount": "total"}
+        ).project(["city"]),
         "of all": lambda: joined().count("city", name="n").join(orders.count([], name="all"), on=[]),
         "semi": lambda: orders.join(customers, on=on, how="semi", condition="amount > of"),
         "anti": lambda: customers.join(orders, on={"of": "customer"}, how="anti"),
@@ -196,6 +199,20 @@ def test_where_an_input_stands_it_is_looked_into_and_what_moves_is_sent_once() -
     assert "looks into customers of stage 0" in str(stages)
     # What stands by the same columns on both sides does not move.
     assert [each.number for each in cut_stages(flow_of(["itself by key"], False)).exchanges] == []
+
+
+def test_a_join_of_a_later_stage_gets_only_the_columns_that_it_reads() -> None:
+    flow, engine = (flow_of(["of a sum by some columns"], False) for _ in range(2))
+    cut = cut_stages(flow)
+    sent = [each.carried.names for each in cut.exchanges if flow.nodes[each.of].verb == "arrange"]
+    assert sent == [["amount"]], str(cut)
+    hands = Hands(flow, MemoryStore(), 3, random.Random(3))
+    customers = pa.table({"of": [2, 7], "city": ["Bern", "Chur"], "gone": [False, False]})
+    orders = pa.table({"id": [1, 2, 3], "customer": [2, 7, 7], "amount": [5, 2, 7], "gone": [False] * 3})
+    with engine.open() as engine:
+        compare(hands, engine, {"orders": orders, "customers": customers})
+        compare(hands, engine, {"orders": orders.set_column(2, "amount", pa.array([5, 7, 2]))})
+    hands.close()
 
 
 @pytest.mark.parametrize("partitions", [1, 3])

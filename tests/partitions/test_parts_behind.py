@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 from chance import covering, long_test, mid_test
 from hypothesis import given, strategies as st
+from messages import raises
 from parts_by_hand import Hands
 from spark_session import counted
 from strategies import events
@@ -24,7 +25,7 @@ from tight import tiny
 
 import ddflow as dd
 from ddflow.columns.hashing import Secret
-from ddflow.errors import DdflowError
+from ddflow.errors import CountOverflow, DdflowError
 from ddflow.partitions.receipt import PAST
 from ddflow.storage.memory import MemoryStore
 from ddflow.trace.checkpoint import ReusedBatches
@@ -120,6 +121,24 @@ def test_a_part_that_is_far_behind_catches_up(
             }
     assert hands.behind > 5
     assert budget is not None or min(went["a merge's output"], went["an entry that pointed at what is gone"]) > 20
+    hands.close()
+
+
+def test_a_part_that_is_behind_refuses_a_multiplicity_that_other_parts_made_too_large() -> None:
+    flow = dd.Flow()
+    a, b = (flow.updates(name, {"k": pa.int64(), name: pa.string(), "n": pa.int64()}, diff="n") for name in "ab")
+    flow.output("out", a.join(b, on="k"))
+    hands = Hands(flow, MemoryStore(), 1, random.Random(1))
+    hands.copies = 1
+    large = {"a": pa.table({"k": [1], "a": ["x"], "n": [1 << 60]})}
+    hands.epoch(large)
+    asleep, hands.warm = hands.warm, {}  # these parts know of one epoch, and other parts run the next ones
+    for _ in range(6):
+        hands.epoch(large)
+    hands.warm = asleep
+    with raises(CountOverflow):
+        hands.epoch(large)
+    assert hands.behind
     hands.close()
 
 
