@@ -50,7 +50,12 @@ if TYPE_CHECKING:
     import ddflow as dd
 
 W1, JOIN, MANY = Size(1_000_000, 10_000_000, 100_000), Size(1_000_000, 2_300_000, 100_000), 10_000_000
-FEWER, LARGE, ENTRIES = JOIN._replace(rows=1_300_000), Size(8_000_000, 1_200_000, 100_000), 1_000_000
+LARGE, ENTRIES = Size(8_000_000, 1_200_000, 100_000), 1_000_000
+SHARES = {
+    line: Size(1_000_000, 13 * step, step)
+    for line, step in {"revenue-1": 10_000, "revenue": 100_000, "revenue-50": 500_000}.items()
+}
+"""The sizes of the lines whose steps change a share of a million orders and their customers."""
 BUDGET, BUDGET_BYTES = "128MB", 128_000_000
 INDEX = "index"
 PIECE = 500_000
@@ -70,7 +75,9 @@ SAID = {
     "join": "1 M orders with the city of 100 k customers; a tenth of the events are customers",
     "join-epochs": "the same, each step an epoch",
     "join-large": "the same with 8 M orders; the load is timed too",
-    "revenue": "the same; count and sum by city",
+    "revenue": "the same; count and sum by city; 10 % of the rows a step",
+    "revenue-1": "the same with 1 % of the rows a step",
+    "revenue-50": "the same with 50 % of the rows a step",
     "revenue-few": "the same on 10 M orders, 1 k events a step",
     INDEX: "an ordered index by itself",
 }
@@ -99,11 +106,11 @@ class Operators(Bench):
         jobs += [job(line, "ddflow", JOIN) for line in ("join", "join-epochs")]
         for contender in CONTENDERS:
             threads = 1 if contender == "ddflow" else THREADS
-            jobs.append(job("revenue", contender, FEWER, threads))
-            if contender != "polars-upkeep":  # a step of polars-upkeep takes three seconds
+            jobs += [job(line, contender, size, threads) for line, size in SHARES.items()]
+            if not contender.endswith("-upkeep"):  # a step of polars-upkeep takes three seconds
                 jobs.append(job("revenue-few", contender, few, threads, 1))
         if operators_pathway.INTERPRETER:
-            jobs.append(job("revenue", "pathway", FEWER, THREADS, 1))
+            jobs.append(job("revenue", "pathway", SHARES["revenue"], THREADS, 1))
         jobs += [job("join-large", "ddflow", LARGE, 1, 1, budget=budget) for budget in (None, BUDGET)]
         return [*jobs, job(INDEX, "ddflow", Size(ENTRIES, ENTRIES, 100_000))]
 

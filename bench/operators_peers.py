@@ -100,6 +100,13 @@ class Recomputed:
     def __init__(self, line: str, size: Size, memory: str | None) -> None:
         self._last = pa.table({})
 
+    def ready(self, tables: Tables) -> None:
+        """Update the tables."""
+
+    def step(self, tables: Tables, number: int) -> pa.Table:
+        """Return the query's answer."""
+        raise NotImplementedError
+
     def take(self, out: pa.Table) -> None:
         """Keep the answer."""
         self._last = out
@@ -163,16 +170,24 @@ class Polars(Recomputed):
         return counted.collect().to_arrow()
 
 
-class PolarsUpkeep(Polars):
-    """Polars with the update of its frames included in the time."""
+class Upkeep(Recomputed):
+    """A peer with the update of its tables included in the time."""
 
     def ready(self, tables: Tables) -> None:
         """Do nothing."""
 
     def step(self, tables: Tables, number: int) -> pa.Table:
-        """Update the frames and return the query's answer."""
+        """Update the tables and return the query's answer."""
         super().ready(tables)
         return super().step(tables, number)
+
+
+class DuckUpkeep(Upkeep, Duck):
+    """DuckDB, with its merges."""
+
+
+class PolarsUpkeep(Upkeep, Polars):
+    """Polars, with the replacement of its rows."""
 
 
 def _last(table: pa.Table, key: str) -> pa.Table:
@@ -185,6 +200,7 @@ def _last(table: pa.Table, key: str) -> pa.Table:
 CONTENDERS: dict[str, Callable[[str, Size, str | None], Any]] = {
     "ddflow": Incremental,
     "duckdb": Duck,
+    "duckdb-upkeep": DuckUpkeep,
     "polars": Polars,
     "polars-upkeep": PolarsUpkeep,
 }
