@@ -23,7 +23,6 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import memory
-import operators_index
 import operators_pathway
 import ours
 import pyarrow as pa
@@ -50,14 +49,13 @@ if TYPE_CHECKING:
     import ddflow as dd
 
 W1, JOIN, MANY = Size(1_000_000, 10_000_000, 100_000), Size(1_000_000, 2_300_000, 100_000), 10_000_000
-LARGE, ENTRIES = Size(8_000_000, 1_200_000, 100_000), 1_000_000
+LARGE = Size(8_000_000, 1_200_000, 100_000)
 SHARES = {
     line: Size(1_000_000, 13 * step, step)
     for line, step in {"revenue-1": 10_000, "revenue": 100_000, "revenue-50": 500_000}.items()
 }
 """The sizes of the lines whose steps change a share of a million orders and their customers."""
 BUDGET, BUDGET_BYTES = "128MB", 128_000_000
-INDEX = "index"
 PIECE = 500_000
 """The number of orders in one load step, if the load is not timed."""
 # For each line, the targets: a share of the base line's rate, and a multiple of a peer's rate.
@@ -79,7 +77,6 @@ SAID = {
     "revenue-1": "the same with 1 % of the rows a step",
     "revenue-50": "the same with 50 % of the rows a step",
     "revenue-few": "the same on 10 M orders, 1 k events a step",
-    INDEX: "an ordered index by itself",
 }
 
 
@@ -111,8 +108,7 @@ class Operators(Bench):
                 jobs.append(job("revenue-few", contender, few, threads, 1))
         if operators_pathway.INTERPRETER:
             jobs.append(job("revenue", "pathway", SHARES["revenue"], THREADS, 1))
-        jobs += [job("join-large", "ddflow", LARGE, 1, 1, budget=budget) for budget in (None, BUDGET)]
-        return [*jobs, job(INDEX, "ddflow", Size(ENTRIES, ENTRIES, 100_000))]
+        return jobs + [job("join-large", "ddflow", LARGE, 1, 1, budget=budget) for budget in (None, BUDGET)]
 
     def measure(self, line: str, contender: str, budget: str | None = None, **size: int) -> dict[str, Any]:
         """Warm up, take the steps, and add up the results."""
@@ -121,8 +117,6 @@ class Operators(Bench):
         if contender == "ddflow":
             ours.warm()
         nothing = {"cpu_seconds": 0.0, "step_ms": None, "peak_mb": 0.0}
-        if line == INDEX:
-            return nothing | operators_index.measured(of.keys, of.step)
         if contender == "pathway":
             return nothing | operators_pathway.measured(of)
         return (_upserts if line in LEFT else _orders)(line, contender, of, budget)
@@ -133,8 +127,6 @@ class Operators(Bench):
     def expected(self, line: str, **size: int) -> Any:
         """Return the checksum of the final rows."""
         of = Size(**size)
-        if line == INDEX:
-            return f"{of.keys:016x}"
         left = grouped(line, of) if line in LEFT else revenue(of) if line.startswith("revenue") else joined(of)
         return contents([left])
 
@@ -157,24 +149,16 @@ class Operators(Bench):
         return rows
 
     def tables(self, result: Row) -> Iterator[tuple[str, Sequence[Row]]]:
-        """Yield a table of the lines over W1 and a table of all other lines except the index."""
-        rows = [row for row in result["results"] if row["line"] != INDEX]
+        """Yield a table of the lines over W1 and a table of all other lines."""
         for over, title in ((True, "Over W1, from nothing"), (False, "Orders and customers")):
-            if found := [row for row in rows if (row["line"] in LEFT) is over]:
+            if found := [row for row in result["results"] if (row["line"] in LEFT) is over]:
                 yield title, found
 
     def notes(self, result: Row) -> list[str]:
-        """Describe the lines and give the figures of the index."""
+        """Describe the lines."""
         lines = dict.fromkeys(row["line"] for row in result["results"])
         said = "; ".join(f"*{line}* is {SAID[line]}" for line in lines)
-        index = [
-            f"{row['rows']:,} entries of three words in sorted steps of {row['step']:,}: {row['ns_a_look_up']:.0f} ns "
-            f"a look-up, {row['ns_a_write']:.0f} a write, {row['ns_a_first']:.0f} an entry of a group's first ten; "
-            f"{row['bytes_per_entry']:.0f} bytes an entry."
-            for row in result["results"]
-            if row["line"] == INDEX
-        ]
-        return [f"{said}.", *index]
+        return [f"{said}."]
 
     def bars(self, result: Row) -> Iterator[Bar]:
         """Yield the bars (targets).

@@ -383,9 +383,9 @@ def _restore_rekeyed_arrangement(
     def hash_regrown(rows: pa.Table | pa.RecordBatch) -> Hashes:
         return *keys.identify_rows(rows), made(conform_to_wider_schema(rows, empty.schema))[2]
 
-    # An ordered arrangement is grouped only by columns that it already had when it was written.
+    # Differences are grouped only by columns that it already had when it was written.
     arrangements.restore_arrangement(
-        old, record, what, batch_store, False, made if empty.ordered else hash_regrown, False
+        old, record, what, batch_store, False, made if empty.slots.summed else hash_regrown, False
     )
     rekey_arrangement(old, empty, made, indexed, home)
 

@@ -10,8 +10,8 @@ Limits: sums wrap. The caller checks that no sum overflows int64.
 >>> high, more, diffs = np.array([5, 5], np.uint64), np.array([1, 2], np.uint64), np.array([3, -4])
 >>> batch = [each.ctypes.data for each in (high, high, more, diffs)] + [8, diffs.ctypes.data]
 >>> out = SummedRows.allocate(2, 1, grouped=True)
->>> collect_group_rows(high[:1], high[:1], np.array([[0, 0, 2]]), np.array([batch], np.uint64), 1, out, np.empty(2,
-...     np.int64))
+>>> parts, batches, begins = np.array([[0, 0, 2]]), np.array([batch], np.uint64), np.empty(2, np.int64)
+>>> collect_group_rows(high[:1], high[:1], np.empty((1, 0), np.uint64), parts, batches, 1, out, begins)
 2
 >>> out.reference.tolist(), out.diff.tolist()
 ([0, 1], [3, -4])
@@ -297,15 +297,63 @@ def _find_first_row(base: np.uint64, begin: Number, end: Number, word: np.uint64
 
 
 @kernel
+def _find_group(
+    highs: np.uint64, lows: np.uint64, begin: Number, end: Number, high: np.uint64, low: np.uint64
+) -> tuple[Number, Number]:
+    """Find the rows of a group in the rows [begin, end) of a batch. Return the first row and the end."""
+    first = _find_first_row(highs, begin, end, high)
+    while first < end and _load_word(highs, first) == high and _load_word(lows, first) < low:
+        first += 1
+    step, stop = np.int64(1), first
+    while (
+        stop + step <= end and _load_word(highs, stop + step - 1) == high and _load_word(lows, stop + step - 1) == low
+    ):
+        stop += step
+        step += step
+    end = min(end, stop + step - 1)
+    while stop < end:
+        middle = (stop + end) >> 1
+        if _load_word(highs, middle) == high and _load_word(lows, middle) == low:
+            stop = middle + 1
+        else:
+            end = middle
+    return first, stop
+
+
+@kernel
+def _find_row(
+    mores: np.uint64, wide: Number, begin: Number, end: Number, words: np.uint64, n: Number, least: Number
+) -> Number:
+    """Find the first row in [begin, end) of a group whose first n words compare to ``words`` with at least ``least``.
+
+    ``least``: 0 to find rows that are equal or greater, 1 to find rows that are greater.  O(log rows).
+    """
+    while begin < end:
+        middle = (begin + end) >> 1
+        if _compare_words(mores + np.uint64((middle * wide) << 3), words, 0, n) < least:
+            begin = middle + 1
+        else:
+            end = middle
+    return begin
+
+
+@kernel
 def collect_group_rows(
-    high: Words, low: Words, parts: Ints2d, batches: Words2d, words: np.int64, out: SummedRows, begins: Ints
+    high: Words,
+    low: Words,
+    more: Words2d,
+    parts: Ints2d,
+    batches: Words2d,
+    words: np.int64,
+    out: SummedRows,
+    begins: Ints,
 ) -> int:
     """Collect the rows of groups, at all times together, in the order of identities. Return the number of rows.
 
-    O(g parts + rows of the groups) expected for g groups.
+    O(g parts + rows) expected for g groups, or O(g parts log rows of a group) if further words are given.
 
     Input:
-    - high, low, uint64[g]: the first two words of each group, ascending.
+    - high, low, uint64[g], and more, uint64[g, w]: the first words of the wanted rows, ascending. w can be 0.
     - parts, batches, words: as in `merge_differences`.
 
     Output:
@@ -313,10 +361,11 @@ def collect_group_rows(
     - begins, int64[g + 1]: where the rows of each group begin.
 
     >>> none, parts, batches = np.empty(0, np.uint64), np.empty((0, 3), np.int64), np.empty((0, 6), np.uint64)
-    >>> collect_group_rows(none, none, parts, batches, 1, SummedRows.allocate(0, 1, True), np.empty(1, np.int64))
+    >>> out, begins = SummedRows.allocate(0, 1, True), np.empty(1, np.int64)
+    >>> collect_group_rows(none, none, none.reshape(0, 0), parts, batches, 1, out, begins)
     0
     """
-    n, to = parts.shape[0], np.int64(0)
+    n, to, prefix, address = parts.shape[0], np.int64(0), more.shape[1], np.uint64(more.ctypes.data)
     at, ranges, heads = parts[:, 1].copy(), np.empty((n, 3), np.int64), np.empty((n, HEAD), np.uint64)
     for g in range(high.size):
         begins[g], count = to, 0
@@ -324,13 +373,11 @@ def collect_group_rows(
             slot, end = parts[p, 0], parts[p, 2]
             if at[p] >= end:
                 continue
-            base = batches[slot, HIGH]
-            row = _find_first_row(base, at[p], end, high[g])
-            while row < end and _load_word(base, row) == high[g] and _load_word(batches[slot, LOW], row) < low[g]:
-                row += 1
-            first = row
-            while row < end and _load_word(base, row) == high[g] and _load_word(batches[slot, LOW], row) == low[g]:
-                row += 1
+            first, row = _find_group(batches[slot, HIGH], batches[slot, LOW], at[p], end, high[g], low[g])
+            if prefix > 0:
+                wanted, mores = address + np.uint64((g * prefix) << 3), batches[slot, MORE]
+                first = _find_row(mores, words, first, row, wanted, prefix, 0)
+                row = _find_row(mores, words, first, row, wanted, prefix, 1)
             at[p] = row
             if row > first:
                 ranges[count, 0], ranges[count, 1], ranges[count, 2] = slot, first, row
@@ -339,41 +386,3 @@ def collect_group_rows(
             to = _merge_ranges(ranges, count, heads, batches, words, ALWAYS, to, out)
     begins[high.size] = to
     return int(to)
-
-
-@kernel
-def sum_rows(high: Words, low: Words, more: Words2d, parts: Ints2d, batches: Words2d, out: Ints) -> None:
-    """Add up the diffs of rows, at all times together.  O(n parts log rows of a group) expected for n rows.
-
-    - high, low, uint64[n], and more, uint64[n, w]: the identities of the rows, ascending.
-    - parts, batches: as in `merge_differences`.
-    - out, int64[n]: the sums, which the kernel writes.
-
-    >>> none, parts, batches = np.empty(0, np.uint64), np.empty((0, 3), np.int64), np.empty((0, 6), np.uint64)
-    >>> sum_rows(none, none, none.reshape(0, 1), parts, batches, np.empty(0, np.int64))
-    """
-    words, others = more.shape[1], np.uint64(more.ctypes.data)
-    out[:] = 0
-    for p in range(parts.shape[0]):
-        slot, row, end = parts[p, 0], parts[p, 1], parts[p, 2]
-        base, lows, mores, diffs = batches[slot, HIGH], batches[slot, LOW], batches[slot, MORE], batches[slot, DIFF]
-        for i in range(high.size):
-            row, mine = _find_first_row(base, row, end, high[i]), others + np.uint64((i * words) << 3)
-            step, least, most = np.int64(1), row, end
-            while least < most:  # a search that doubles its steps, and then halves the rest
-                middle = min(least + step - 1, (least + most) >> 1)
-                beyond = _load_word(base, middle) != high[i]
-                way = 1 if beyond or _load_word(lows, middle) > low[i] else -1
-                if not beyond and _load_word(lows, middle) == low[i]:
-                    way = _compare_words(mores + np.uint64((middle * words) << 3), mine, 0, words)
-                if way < 0:
-                    least = middle + 1
-                    step += step
-                else:
-                    most = middle
-            row = least
-            while row < end and _load_word(base, row) == high[i] and _load_word(lows, row) == low[i]:
-                if _compare_words(mores + np.uint64((row * words) << 3), mine, 0, words) != 0:
-                    break
-                out[i] += np.int64(_load_word(diffs, row))
-                row += 1

@@ -4,7 +4,7 @@ A batch can be a mapped file that is much larger than any cache, so each step of
 Identities are uniform, so the row of a key can be interpolated from a known row. The search interpolates three times,
 each time with a prefetch, while it processes earlier keys. From the last estimated row, the search gallops: the
 distance doubles with each probe until a probe has passed the key. If the batch has few rows for each key, the search
-scans the batch without interpolation. `search_row_ranges` searches for identities of several words and their prefixes.
+scans the batch without interpolation.
 
 Guarantees: the search finds the last row of an identity, which is its newest row. The time of a search is logarithmic
 in the error of the estimate.
@@ -15,7 +15,6 @@ import numpy as np
 
 from ddflow.kernels.arrays import Ints, Narrow, Words
 from ddflow.kernels.compile import kernel
-from ddflow.kernels.ordered_tree import IdentityAddresses, Number
 from ddflow.kernels.pointer import load_u64, prefetch
 
 FAR, MIDDLE, NEAR = 24, 16, 8
@@ -232,71 +231,3 @@ def search_batch(
     if n - begin < DENSE * (j - i):
         return _search_by_scan(high, low, starts, wanted[i:j], part_high, second, int(begin), int(n), found[i:j])
     return _search_by_interpolation(high, low, starts, wanted[i:j], part_high, second, int(begin), int(n), found[i:j])
-
-
-@kernel
-def _compare_row(keys: IdentityAddresses, key: Number, rows: IdentityAddresses, row: Number) -> int:
-    """Compare a row with a key, by as many words as the key has. Return -1, 0 or 1."""
-    mine, other = load_u64(rows.high + np.uint64(row << 3)), load_u64(keys.high + np.uint64(key << 3))
-    if mine != other:
-        return -1 if mine < other else 1
-    if keys.low == np.uint64(0):
-        return 0
-    mine, other = load_u64(rows.low + np.uint64(row << 3)), load_u64(keys.low + np.uint64(key << 3))
-    if mine != other:
-        return -1 if mine < other else 1
-    for w in range(keys.words):
-        mine = load_u64(rows.more + np.uint64((row * rows.words + w) << 3))
-        other = load_u64(keys.more + np.uint64((key * keys.words + w) << 3))
-        if mine != other:
-            return -1 if mine < other else 1
-    return 0
-
-
-@kernel
-def search_row_ranges(
-    keys: IdentityAddresses, wanted: Ints, rows: IdentityAddresses, begin: Number, end: Number, first: Ints, last: Ints
-) -> None:
-    """Find the rows of each key within a range of a batch. The rows of a key are adjacent. O(m log rows).
-
-    Input:
-    - wanted, int64[m]: the positions of the keys, whose words ascend. A key may have fewer words than a row.
-    - begin, end: the range of the batch.
-
-    Output:
-    - first, last, int64[m]: the rows [first, last) of each key.
-
-    >>> words, few = np.empty(0, np.uint64), np.empty(0, np.int64)
-    >>> none = IdentityAddresses.from_arrays(words, words, words.reshape(0, 0))
-    >>> search_row_ranges(none, few, none, 0, 0, few, few)
-
-    >>> words, none = np.array([1, 5, 5, 9], np.uint64), np.empty((0, 0), np.uint64)
-    >>> rows, keys = (IdentityAddresses.from_arrays(each, words[:0], none) for each in (words, words[1:2]))
-    >>> first, last = np.empty(1, np.int64), np.empty(1, np.int64)
-    >>> search_row_ranges(keys, np.zeros(1, np.int64), rows, 0, 4, first, last)
-    >>> first.tolist(), last.tolist()
-    ([1], [3])
-    """
-    at = begin
-    for i in range(wanted.size):
-        for upper in range(2):
-            step, low_end = np.int64(1), at
-            while low_end + step <= end:
-                order = _compare_row(keys, wanted[i], rows, low_end + step - 1)
-                if order > 0 or (order == 0 and upper == 0):
-                    break
-                low_end += step
-                step += step
-            stop = min(low_end + step - 1, end)
-            at = low_end
-            while at < stop:
-                middle = (at + stop) >> 1
-                order = _compare_row(keys, wanted[i], rows, middle)
-                if order > 0 or (order == 0 and upper == 0):
-                    stop = middle
-                else:
-                    at = middle + 1
-            if upper == 0:
-                first[i] = at
-            else:
-                last[i] = at

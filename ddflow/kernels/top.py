@@ -20,7 +20,7 @@ import numpy as np
 
 from ddflow.kernels.arrays import Flags, Ints, Ints2d, Narrow, Words, Words2d
 from ddflow.kernels.compile import kernel
-from ddflow.kernels.differences import DIFF, HIGH, LOW, MORE, _find_first_row, _load_word
+from ddflow.kernels.differences import DIFF, HIGH, LOW, MORE, _compare_words, _find_group, _load_word
 from ddflow.kernels.gather import SLOT
 from ddflow.kernels.pointer import load_u64
 
@@ -30,16 +30,6 @@ BEFORE, BEGIN, END = 0, 1, 2
 
 The entry of a row has the number of places before the row, and the begin and the end of its window.
 """
-
-
-@kernel
-def _compare_words(one: np.uint64, other: np.uint64, n: Number) -> int:
-    """Compare the n words at two addresses; return -1, 0 or 1."""
-    for w in range(n):
-        mine, its = load_u64(one + np.uint64(w << 3)), load_u64(other + np.uint64(w << 3))
-        if mine != its:
-            return -1 if mine < its else 1
-    return 0
 
 
 class StepUpdates(NamedTuple):
@@ -83,32 +73,10 @@ class FoundRows(NamedTuple):
     updates that do not change a row, or whose row is after the rows that were read."""
     now: Ints
     """int64[n]: the multiplicity of the row after the update, if ``place`` is not -1."""
+    content: Words
+    """uint64[room]: the first word of each row after the words that decide ties, if rows have more words."""
     passed: Ints
     """int64[1]: the number of stored differences that were read in vain, because they cancel each other."""
-
-
-@kernel
-def _find_group(
-    highs: np.uint64, lows: np.uint64, begin: Number, end: Number, high: np.uint64, low: np.uint64
-) -> tuple[Number, Number]:
-    """Find the rows of a group in the rows [begin, end) of a batch. Return the first row and the end."""
-    first = _find_first_row(highs, begin, end, high)
-    while first < end and _load_word(highs, first) == high and _load_word(lows, first) < low:
-        first += 1
-    step, stop = np.int64(1), first
-    while (
-        stop + step <= end and _load_word(highs, stop + step - 1) == high and _load_word(lows, stop + step - 1) == low
-    ):
-        stop += step
-        step += step
-    end = min(end, stop + step - 1)
-    while stop < end:
-        middle = (stop + end) >> 1
-        if _load_word(highs, middle) == high and _load_word(lows, middle) == low:
-            stop = middle + 1
-        else:
-            end = middle
-    return first, stop
 
 
 @kernel
@@ -168,7 +136,7 @@ def _take_row(
     while i < count:
         slot, row = cursors[i, 0], cursors[i, 1]
         at = batches[slot, MORE] + np.uint64((row * wide) << 3)
-        if words[i] != word or _compare_words(at, least, wide) != 0:
+        if words[i] != word or _compare_words(at, least, 0, wide) != 0:
             i += 1
             continue
         total, reference, passed = (
@@ -207,7 +175,7 @@ def collect_first_rows(
     >>> none = StoredGroups(np.empty(0, np.int64), np.empty((1, 0), np.int64), np.empty((0, 6), np.uint64))
     >>> one = lambda *values: np.array(values)
     >>> step = StepUpdates(one(0, 1), word[0], word[0], word, one(4), few, one(2))
-    >>> out = FoundRows(one(0), one(0), np.empty(1, np.uint8), one(0, 0), one(0), one(0), one(0))
+    >>> out = FoundRows(one(0), one(0), np.empty(1, np.uint8), one(0, 0), one(0), one(0), word[0], one(0))
     >>> collect_first_rows(step, none, 1, True, 1, False, out), out.reference.tolist(), out.now.tolist()
     (1, [4], [2])
     """
@@ -229,14 +197,14 @@ def collect_first_rows(
             for i in range(count):
                 if least == np.uint64(0) or words[i] <= word:
                     other = batches[cursors[i, 0], MORE] + np.uint64((cursors[i, 1] * wide) << 3)
-                    if least == np.uint64(0) or words[i] < word or _compare_words(other, least, wide) * way < 0:
+                    if least == np.uint64(0) or words[i] < word or _compare_words(other, least, 0, wide) * way < 0:
                         word, least = words[i], other
-            tie = before != np.uint64(0) and _compare_words(before, least, tied) == 0
+            tie = before != np.uint64(0) and _compare_words(before, least, 0, tied) == 0
             if filled >= most and not tie:
                 break
             count, total, reference, passed = _take_row(batches, cursors, words, count, least, wide, flip)
             first, now, fewest, changed = update, total, total, False
-            while some > 0 and _compare_words(mine + np.uint64((update * wide) << 3), least, wide) == 0:
+            while some > 0 and _compare_words(mine + np.uint64((update * wide) << 3), least, 0, wide) == 0:
                 update, some = update + way, some - 1
             low, stop = (update + 1, first + 1) if back else (first, update)
             j = low
@@ -253,6 +221,8 @@ def collect_first_rows(
             if written < out.reference.size:
                 out.reference[written] = reference if reference >= 0 else references[low]
                 out.held[written], out.ties[written] = total, np.uint8(tie)
+                if tied < wide:
+                    out.content[written] = load_u64(least + np.uint64(tied << 3))
             written, before = written + 1, least
             filled += min(max(fewest, np.int64(0)), most if places else np.int64(1))
     out.ends[begins.size - 1], out.passed[0] = written, skipped

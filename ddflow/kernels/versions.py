@@ -1,4 +1,4 @@
-"""Compute which rows of a key are versions, when each version ends, and which versions a change affects.
+"""Compute which rows of a key are versions, when each version ends, and which rows and versions a change affects.
 
 The rows of a key are in order. Rows of one event are adjacent, deletes first and the greatest row last. The last
 present row of an event represents the event. Neighbouring events with equal content are one version, and the first of
@@ -18,10 +18,15 @@ from typing import Any
 
 import numpy as np
 
-from ddflow.kernels.arrays import Ints, Narrow, Words
+from ddflow.kernels.arrays import Ints, Ints2d, Narrow, Words
 from ddflow.kernels.compile import kernel
+from ddflow.kernels.differences import MORE, _compare_words, _find_row
+from ddflow.kernels.pointer import load_u64
+from ddflow.kernels.top import StepUpdates, StoredGroups, _open_cursors, _take_row
 
 Number = Any
+BACK, AHEAD = 0, 1
+"""The two ways from a place to the ends of its window."""
 NONE, OPEN = -2, -1
 """Two values of ``until``: the row is not a version, and the version has no end."""
 
@@ -165,3 +170,101 @@ def _add_update(
         ranks[at], rows[at], untils[at], diffs[at] = rank, row, until, diff
         at += 1
     return at
+
+
+@kernel
+def find_windows(step: StepUpdates, stored: StoredGroups, tied: np.int64, begins: Ints, windows: Ints2d) -> int:
+    """Find the ranges (windows) of stored rows that the updates of a step can affect. Return the number of windows.
+
+    A place is the first ``tied`` words of an update. The word after these words is the content of a row. A class
+    consists of all rows of a group that have the same first ``tied`` words. A boundary separates two neighbouring
+    classes if each class has a single row and the content words of these two rows differ. The window of a place extends
+    from the last boundary before the place to the first boundary after the place, and one class further. If there is no
+    boundary with two classes beyond it on one side, the window extends to the end of the group on this side. Places
+    without a boundary between them share a window.
+
+    - begins, int64[n + 1]: the first update of each window, and n, which the kernel writes.
+    - windows, int64[n, 2 * p]: the first row and the end of each window in each part, which the kernel writes.
+
+    O(places p log rows of a group + p rows of windows).
+
+    >>> words = np.array([[at, 5 if at in (3, 4) else at + 10] for at in range(9)], np.uint64)
+    >>> one, place = np.ones(1, np.uint64), words[4:5]
+    >>> step = StepUpdates(np.array([0, 1]), one, one, place, np.zeros(1, np.int64), np.zeros(1, np.int32), np.ones(1))
+    >>> diffs = np.ones(9, np.int64)
+    >>> batch = np.array([[0, 0, words.ctypes.data, 0, 0, diffs.ctypes.data]], np.uint64)
+    >>> stored = StoredGroups(np.zeros(1, np.int64), np.array([[0, 9]]), batch)
+    >>> begins, windows = np.empty(2, np.int64), np.empty((1, 2), np.int64)
+    >>> find_windows(step, stored, 1, begins, windows), begins.tolist(), windows.tolist()
+    (1, [0, 1], [[3, 7]])
+    """
+    starts, more, parts = step.begins, step.more, stored.slots.size
+    mine, stride = np.uint64(more.ctypes.data), more.shape[1] << 3
+    cursors, words = np.empty((parts, 3), np.int64), np.empty(parts, np.uint64)
+    near, written = np.empty((1, 2 * parts), np.int64), 0
+    for g in range(starts.size - 1):
+        update, follows = starts[g], False
+        while update < starts[g + 1]:
+            place, begin = mine + np.uint64(update * stride), update
+            while update < starts[g + 1] and _compare_words(mine + np.uint64(update * stride), place, 0, tied) == 0:
+                update += 1
+            following = mine + np.uint64(update * stride) if update < starts[g + 1] else np.uint64(0)
+            scratch = near, cursors, words, windows
+            if not follows:
+                begins[written] = begin
+                _find_window_end(stored, g, place, np.uint64(0), tied, more.shape[1], BACK, *scratch, written)
+                written += 1
+            follows = _find_window_end(stored, g, place, following, tied, more.shape[1], AHEAD, *scratch, written - 1)
+    begins[written] = starts[starts.size - 1]
+    return written
+
+
+@kernel
+def _find_window_end(
+    stored: StoredGroups,
+    g: Number,
+    place: np.uint64,  # the address of the words of the place
+    following: np.uint64,  # the address of the words of the next place in the group, or 0
+    tied: Number,
+    wide: Number,
+    side: Number,  # `BACK` or `AHEAD`
+    near: Ints2d,  # int64[1, 2 * p]: scratch memory, as ``cursors`` and ``words``
+    cursors: Ints2d,
+    words: Words,
+    windows: Ints2d,
+    window: Number,
+) -> bool:
+    """Write the begin or the end of a window. Return whether the next place comes before a boundary."""
+    slots, ranges, batches = stored
+    flip, way = ~np.uint64(0) if side == BACK else np.uint64(0), 1 if side == AHEAD else -1
+    for p in range(slots.size):
+        near[0, 2 * p], near[0, 2 * p + 1] = ranges[g, 2 * p], ranges[g, 2 * p + 1]
+        row = _find_row(batches[slots[p], MORE], wide, ranges[g, 2 * p], ranges[g, 2 * p + 1], place, tied, side)
+        near[0, 2 * p + 1 - side] = row
+        windows[window, 2 * p + side] = ranges[g, 2 * p + side]
+    count = _open_cursors(StoredGroups(slots, near, batches), 0, flip, wide, cursors, words)
+    single, before, many = np.uint64(0), np.uint64(0), 0
+    while count > 0:
+        least, word = np.uint64(0), np.uint64(0)
+        for i in range(count):
+            other = batches[cursors[i, 0], MORE] + np.uint64((cursors[i, 1] * wide) << 3)
+            if least == np.uint64(0) or words[i] < word:
+                least, word = other, words[i]
+            elif words[i] == word and _compare_words(other, least, 0, wide) * way < 0:
+                least = other
+        count, total, _, _ = _take_row(batches, cursors, words, count, least, wide, flip)
+        if total == 0:
+            continue
+        if following != np.uint64(0) and _compare_words(least, following, 0, tied) >= 0:
+            return True
+        if before == np.uint64(0) or _compare_words(before, least, 0, tied) != 0:
+            content = np.uint64(tied << 3)
+            if single != np.uint64(0) and many == 1 and load_u64(single + content) != load_u64(before + content):
+                end = single if side == BACK else least
+                for p in range(slots.size):
+                    first, stop = ranges[g, 2 * p], ranges[g, 2 * p + 1]
+                    windows[window, 2 * p + side] = _find_row(batches[slots[p], MORE], wide, first, stop, end, tied, 0)
+                return False
+            single, many = before if many == 1 else np.uint64(0), 0
+        before, many = least, many + 1
+    return bool(following != np.uint64(0))

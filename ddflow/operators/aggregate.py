@@ -45,8 +45,7 @@ from ddflow.kernels.sort import order_by_rank
 from ddflow.operators.aggregates.parts import CountPart, StatePart, UpdatesByCell, ValueOverflow
 from ddflow.operators.aggregates.results import ROWS, FoldedAggregate, Key, UserAggregate, bind_sql_aggregate
 from ddflow.operators.base import GroupOperator, Hashes, OperatorContext, RunningOperator, as_updates, register_operator
-from ddflow.operators.ordered_rows import number_identities
-from ddflow.operators.updates import Updates
+from ddflow.operators.updates import Updates, number_identities
 from ddflow.plan.aggregates import AppliedAggregate
 from ddflow.plan.collection import Collection
 from ddflow.plan.text.formulas import JsonRecord, find_formula_objections

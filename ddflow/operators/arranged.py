@@ -33,13 +33,18 @@ from ddflow.operators.base import (
     as_updates,
     register_operator,
 )
-from ddflow.operators.ordered_rows import RowChanges, complete_columns
-from ddflow.operators.updates import GroupSortedUpdates, Updates, build_count_overflow, ints
+from ddflow.operators.updates import GroupSortedUpdates, Updates, build_count_overflow, complete_columns, ints
 from ddflow.plan.collection import Collection, Columns, refuse_forgetting_inputs
 from ddflow.plan.text.formulas import JsonRecord
-from ddflow.trace.batch import ArrangementChange, make_difference_change, mark_first_of_keys, repeat_value
+from ddflow.trace.batch import (
+    ArrangementChange,
+    RowsByGroup,
+    make_difference_change,
+    mark_first_of_keys,
+    repeat_value,
+    to_identity_words,
+)
 from ddflow.trace.differences import DifferenceArrangement, sum_absolutes
-from ddflow.trace.ordered_index import RowsByGroup, to_identity_words
 
 LARGE: Final = 2.0**62
 """If the absolute diffs of an arrangement add up to less than this, no multiplicity overflows int64."""
@@ -248,15 +253,3 @@ def _find_overflow(rows: GroupRows) -> int:
             if not -(2**63) <= count < 2**63:
                 return row
     return -1
-
-
-def refuse_negative_counts(folded: RowChanges, updates: Updates, asked: str) -> None:
-    """Raise `NegativeMultiplicity` if a row has a negative multiplicity after all changes at a time.
-
-    The error names the row.
-    """
-    below = np.flatnonzero(folded.counts < 0)
-    if below.size:
-        at = int(below[0])
-        found = f"{row_values(updates.rows, int(folded.rows[at]))} has multiplicity {int(folded.counts[at])}"
-        raise NegativeMultiplicity(asked, found, "find the input that retracts a row that it never asserted")

@@ -22,21 +22,16 @@ import numpy as np
 import pyarrow as pa
 
 from ddflow.columns.hashing import NONE, Ints, Narrow, RowHasher, Secret, Words
-from ddflow.columns.layout import Column, ColumnBuffers
 from ddflow.columns.row_match import RowMatcher
 from ddflow.columns.row_views import gather_or_slice
-from ddflow.columns.rows import RowPool, Rows, gather_columns_of_pool
-from ddflow.columns.sorting import SortedRows
 from ddflow.columns.threads import ALONE, Threads
 from ddflow.columns.widening import conform_to_wider_schema
-from ddflow.kernels.resolve import LIVE, OCCUPIED, Prior
-from ddflow.kernels.sort import order_by_rank
-from ddflow.operators.updates import INT64, GroupSortedUpdates, Updates, consolidate, ints, narrow_ints
+from ddflow.kernels.resolve import LIVE, OCCUPIED
+from ddflow.operators.updates import GroupSortedUpdates, Updates, consolidate, ints, narrow_ints
 from ddflow.plan.collection import Collection, Columns
 from ddflow.plan.verbs.family import register_operator
 from ddflow.trace.arrangement import Arrangement
-from ddflow.trace.batch import ArrangementChange, Batch
-from ddflow.trace.ordered_index import NO_ROWS, RowsByGroup
+from ddflow.trace.batch import NO_ROWS, RowsByGroup
 
 __all__ = [
     "Operator",
@@ -53,7 +48,7 @@ ONLY: Narrow = narrow_ints(0)
 Hashes = tuple[Words, Words, Words] | tuple[Words, Words, Words, Ints]
 """Hashes of rows: high identity words, low identity words, and a hash of the columns that decide whether a row changed.
 
-The fourth array holds the identity words after the first two, for rows of ordered arrangements with all columns.
+The fourth array holds the identity words after the first two, for rows of a `DifferenceArrangement` with all columns.
 """
 
 
@@ -256,55 +251,6 @@ class GroupOperator(Operator):
     def find_contributing_rows(self, wanted: pa.Table, given: Sequence[pa.Table], alike: RowMatcher) -> list[pa.Table]:
         """Return all rows of the wanted groups; see `Collection.find_contributing_rows`."""
         return [alike.select_matches(given[0], wanted, self.by)]
-
-
-class RunningCountedRows(RunningOperator):
-    """An operator that stores each row together with a number, such as a count.
-
-    ``given``: a pool whose batch 0 has the columns of the current updates. ``fields``: these columns, all
-    nullable because the fields of the schema can exclude null.
-    """
-
-    given: RowPool
-    fields: pa.Schema | list[pa.Field]
-
-    def _build_change(
-        self, updates: Updates, by: SortedRows, order: Ints | None, prior: Prior, place: Ints, versions: list[Any]
-    ) -> ArrangementChange:
-        """Build the versions, sorted by identity and then time, and mark the last version of each identity.
-
-        ``order``: the identity words after the first two, or None. ``place``: the position in ``by`` to which each
-        number belongs.
-        """
-        ranks, rows, values, numbers = versions
-        at = place.take(numbers).astype(np.int32, copy=False)
-        sorting = np.empty(at.size, np.int64)
-        order_by_rank(at, np.empty(0, np.int64), np.int64(place.size), sorting)
-        at, values = at.take(sorting), values.take(sorting)
-        last = np.full(place.size, -1)
-        last[at] = np.arange(at.size)
-        batch = Batch(
-            by.high.take(at),
-            by.low.take(at) if by.low.size else by.low,
-            updates.times.take(ranks.take(sorting)),
-            (values != 0).astype(np.uint8),
-            NONE,
-            np.empty((at.size, 0), np.int64) if order is None else order.take(at, 0),
-            Rows.from_columns(
-                self._lay_out_columns(rows.take(sorting), values), self.output_arrangement.slots.pool.shape, at.size
-            ),
-            ordered=order is not None,
-        )
-        return ArrangementChange(
-            batch, values.view(np.uint64), last, prior.place, self.output_arrangement.index.built, 0, 0
-        )
-
-    def _lay_out_columns(self, rows: Ints, counts: Ints) -> list[Column]:
-        """Gather the rows of the step at the positions ``rows``, and append their numbers as a column."""
-        columns = gather_columns_of_pool(self.given, rows, self.given.describe_columns(self.fields).values())
-        buffers = [None, pa.py_buffer(counts.copy())]
-        columns.append(tuple.__new__(ColumnBuffers, (INT64, counts.size, buffers, 0)))
-        return columns
 
 
 class StatelessRunningOperator(RunningOperator):

@@ -18,30 +18,32 @@ import numpy as np
 import pyarrow as pa
 
 from ddflow.columns.hashing import NONE, Ints, RowHasher, Secret, build_hash_plan, has_two_word_identities
-from ddflow.columns.layout import SMALL, Arena, ColumnBuffers, to_arrow_arrays
+from ddflow.columns.layout import SMALL, Arena, Column, ColumnBuffers, to_arrow_arrays
 from ddflow.columns.names import check_column_names, check_columns_exist, parse_column_names
 from ddflow.columns.row_views import HeldRows
-from ddflow.columns.rows import RowPool, Rows
+from ddflow.columns.rows import RowPool, Rows, gather_columns_of_pool
 from ddflow.columns.schema import column_arrays
-from ddflow.columns.sorting import sort_by_identity
+from ddflow.columns.sorting import SortedRows, sort_by_identity
 from ddflow.errors import ErrorText, Option, SpecError
 from ddflow.kernels import accumulate as kernels
-from ddflow.kernels.resolve import LIVE
+from ddflow.kernels.resolve import LIVE, Prior
+from ddflow.kernels.sort import order_by_rank
 from ddflow.kernels.step import count_rows
 from ddflow.operators.base import (
     GroupOperator,
     Hashes,
     OperatorContext,
-    RunningCountedRows,
     RunningOperator,
     register_operator,
 )
-from ddflow.operators.ordered_rows import KINDS, number_identities
-from ddflow.operators.updates import Updates, build_count_overflow
+from ddflow.operators.updates import INT64, Updates, build_count_overflow, number_identities
 from ddflow.plan.collection import Collection, Columns
 from ddflow.plan.text.formulas import JsonRecord
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import ArrangementChange, Batch
+
+KINDS: Any = (np.int32, np.int64, np.int64, np.int64)
+"""The types of the arrays that `update_group_counts` writes: ranks, rows, multiplicities and row numbers."""
 
 
 @register_operator
@@ -93,7 +95,7 @@ class Count(GroupOperator):
         return RunningCount(self.groups, self.name, context.secret)
 
 
-class RunningCount(RunningCountedRows):
+class RunningCount(RunningOperator):
     """A running count.  State: one row for each group.
 
     ``groups``: the group columns, possibly none.  ``name``: the name of the count column.
@@ -153,7 +155,7 @@ class RunningCount(RunningCountedRows):
         out = Updates(made, ranks, diffs.copy(), updates.times)
         place = empty(m, np.int32)
         place[by.permutation] = np.arange(m, dtype=np.int32)
-        change = self._build_change(updates, by, None, prior, place, [column[:versions] for column in down])
+        change = self._build_change(updates, by, prior, place, [column[:versions] for column in down])
         self.given.set_batch(0, None)
         return out, change._replace(live_added=int(np.count_nonzero(counts)) - lived)
 
@@ -194,6 +196,42 @@ class RunningCount(RunningCountedRows):
             tuple.__new__(Updates, (out, narrow[:changed], made[1][:changed], times)),
             tuple.__new__(ArrangementChange, change),
         )
+
+    def _build_change(
+        self, updates: Updates, by: SortedRows, prior: Prior, place: Ints, versions: list[Any]
+    ) -> ArrangementChange:
+        """Build the versions, sorted by identity and then time, and mark the last version of each identity.
+
+        ``place``: the position in ``by`` to which each number belongs.
+        """
+        ranks, rows, values, numbers = versions
+        at = place.take(numbers).astype(np.int32, copy=False)
+        sorting = np.empty(at.size, np.int64)
+        order_by_rank(at, np.empty(0, np.int64), np.int64(place.size), sorting)
+        at, values = at.take(sorting), values.take(sorting)
+        last = np.full(place.size, -1)
+        last[at] = np.arange(at.size)
+        batch = Batch(
+            by.high.take(at),
+            by.low.take(at) if by.low.size else by.low,
+            updates.times.take(ranks.take(sorting)),
+            (values != 0).astype(np.uint8),
+            NONE,
+            np.empty((at.size, 0), np.int64),
+            Rows.from_columns(
+                self._lay_out_columns(rows.take(sorting), values), self.arrangements[0].slots.pool.shape, at.size
+            ),
+        )
+        return ArrangementChange(
+            batch, values.view(np.uint64), last, prior.place, self.arrangements[0].index.built, 0, 0
+        )
+
+    def _lay_out_columns(self, rows: Ints, counts: Ints) -> list[Column]:
+        """Gather the rows of the step at the positions ``rows``, and append their numbers as a column."""
+        columns = gather_columns_of_pool(self.given, rows, self.given.describe_columns(self.fields).values())
+        buffers = [None, pa.py_buffer(counts.copy())]
+        columns.append(tuple.__new__(ColumnBuffers, (INT64, counts.size, buffers, 0)))
+        return columns
 
     def hash_rows(self, rows: pa.Table | pa.RecordBatch) -> Hashes:
         """See `RunningOperator.hash_rows`.  The hash is the count itself."""

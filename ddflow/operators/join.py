@@ -26,11 +26,10 @@ from ddflow.errors import CountOverflow
 from ddflow.kernels.join import GroupRows, Pairs, count_pairs, match_groups, pair_rows, sort_pairs
 from ddflow.operators.arranged import list_rows
 from ddflow.operators.base import Operator, OperatorContext, ReadableNode, RunningOperator, register_operator
-from ddflow.operators.ordered_rows import add_step_rows
-from ddflow.operators.updates import GroupSortedUpdates, Updates
+from ddflow.operators.updates import GroupSortedUpdates, Updates, add_step_rows
 from ddflow.plan.collection import Collection, Columns, refuse_forgetting_inputs, rename_equal_column_sets
 from ddflow.plan.text.formulas import JsonRecord
-from ddflow.trace.ordered_index import RowsByGroup
+from ddflow.trace.batch import RowsByGroup
 
 NO_STORED_ROWS: Final = RowsByGroup(
     np.empty(0, np.int64), np.empty(0, np.int64), np.zeros(1, np.int64), np.empty((0, 2), np.int64)

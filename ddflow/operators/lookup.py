@@ -9,28 +9,33 @@ arrangement of the right input.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from ddflow.columns.hashing import NONE, Ints, Narrow, RowHasher, Words, unpack_booleans, unpack_validity
-from ddflow.columns.layout import Arena, Column
+from ddflow.columns.hashing import Ints, Narrow, RowHasher, Words, unpack_booleans, unpack_validity
+from ddflow.columns.layout import Arena
 from ddflow.columns.names import TIMES, check_column_names, check_no_shared_columns
 from ddflow.columns.row_match import RowMatcher
-from ddflow.columns.rows import RowPool, Rows, gather_arrays, gather_table, row_values
+from ddflow.columns.rows import RowPool, gather_arrays, gather_table, row_values
 from ddflow.columns.schema import column_arrays, empty_table
 from ddflow.errors import NotUnique
 from ddflow.kernels.join import find_group_row_at_times
-from ddflow.kernels.sort import order_by_rank
-from ddflow.operators.arranged import refuse_negative_counts
+from ddflow.operators.arranged import RunningArrange
 from ddflow.operators.base import Operator, OperatorContext, RunningOperator, as_updates, register_operator
-from ddflow.operators.ordered_rows import RowChanges, RunningOrderedRows, add_step_rows, number_identities
-from ddflow.operators.updates import Updates, ints, narrow_ints, sort_retractions_first
+from ddflow.operators.updates import (
+    GroupSortedUpdates,
+    Updates,
+    add_step_rows,
+    ints,
+    narrow_ints,
+    number_identities,
+    refuse_negative_counts,
+    sort_retractions_first,
+)
 from ddflow.plan.collection import Collection, Columns, refuse_forgetting_inputs
 from ddflow.plan.text.formulas import JsonRecord
-from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import ArrangementChange, mark_first_of_keys
 
 FOUND = "_found"
@@ -134,33 +139,41 @@ class LookUp(Operator):
         return RunningLookup(self, context)
 
 
-class LookupResults(NamedTuple):
-    """The results for c changes of left rows, sorted by row and then time."""
+class LeftChanges(NamedTuple):
+    """The c changes in the multiplicities of left rows, sorted by key, then row, then time."""
 
-    order: Ints
-    """int64[c]: the positions of the changes."""
-    diffs: Ints
-    """int64[c]: the change in the multiplicity of the row with its result."""
-    found: pa.Table
-    """The values of the right columns, and the column `FOUND`."""
+    high: Words
+    low: Words
+    """uint64[c]: the words of the key."""
+    rows: Ints
+    """int64[c]: an update with the row, as a position in the step."""
+    ranks: Narrow
+    before: Ints
+    counts: Ints
+    """The multiplicities of the row before and after the change."""
+    first: Ints
+    """int64[c]: the position of the first change of the row."""
+    stored: Ints
+    """int64[c]: a reference to the row with its result before the step, or -1 for a new row."""
 
 
-class RunningLookup(RunningOrderedRows):
-    """A running lookup. State: each left row, arranged by its key, with its multiplicity and its result."""
+class RunningLookup(RunningArrange):
+    """A running lookup. State: the differences of left rows with their results, by key.
+
+    The words that identify a row in its group are two words of the left row and two words of its result. So at any
+    time, the rows of the state with the words of a left row are equal.
+    """
 
     def __init__(self, node: LookUp, context: OperatorContext) -> None:
-        row, right = node.inputs[0].schema, node.inputs[1].schema
-        keys = node.exchange()
-        super().__init__(row, keys[0] or (), [], context.secret)
-        self.node, self.sides = node, context.inputs
+        row, right, secret = node.inputs[0].schema, node.inputs[1].schema, context.secret
+        self.by, theirs = (keys or () for keys in node.exchange())
+        self.node, self.sides, self.secret, self.refuses = node, context.inputs, secret, ""
         self.wanted = [field for field in node.schema if field.name in context.wanted]
-        loose = [field.with_nullable(True) for field in node.found]
-        self.kept = pa.schema([*loose, pa.field(FOUND, pa.bool_())])
-        self.schema = pa.schema([*row, *self.kept, pa.field(TIMES, pa.int64(), False)])
-        self.arrangements = (Arrangement(self.schema, wide=True, words=2, ordered=True),)
-        self.identified = pa.schema([*row, *loose])
-        self.asked = RowHasher(
-            pa.schema([right.field(name).with_nullable(True) for name in keys[1] or ()]), self.secret
+        self.kept = pa.schema([*(field.with_nullable(True) for field in node.found), pa.field(FOUND, pa.bool_())])
+        self.set_up_rows(pa.schema([*row, *self.kept]), self.by, 4, secret)
+        loose: Any = row, self.kept, [right.field(name) for name in theirs]
+        self.mine, self.result, self.asked = (
+            RowHasher(pa.schema([field.with_nullable(True) for field in fields]), secret) for fields in loose
         )
         names = [name for name in right.names if name in node.find_read_columns(set())[1]] or right.names[:1]
         self.theirs = pa.schema([right.field(name).with_nullable(True) for name in names])
@@ -168,27 +181,22 @@ class RunningLookup(RunningOrderedRows):
     def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, ArrangementChange]:
         """See `RunningOperator.compute`. Raises `NegativeMultiplicity`, `NotUnique`, `CountOverflow`.
 
-        O(n log n) for n updates of both sides, and one look-up for each key of a new row.
+        O(n log n) for n updates of both sides, and one look-up for each left row and for each key of a new row.
         """
         left, right = inputs
-        folded = self.fold_updates(left, since)
-        refuse_negative_counts(folded, left, self.node.verb)
-        given = self._find_change_values(folded, left, right)
-        change = self._add_looked_up_values(folded, left, given)
-        ranks, rows, diffs = folded.ranks[given.order], folded.rows[given.order], given.diffs
-        shown = np.arange(diffs.size)
+        changes = self._list_changes(left)
+        made = self._add_results(changes, left, right)
+        _, change = super().compute([made], since)
+        refuse_negative_counts(changes.counts, changes.rows, left, self.node.verb)
         if self.node.how == "inner":
-            shown = np.flatnonzero(unpack_booleans(given.found.column(FOUND).combine_chunks()))
-        shown = shown[sort_retractions_first(ranks[shown], diffs[shown], left.times.size)]
-        places, mine = pa.array(shown), pa.array(rows[shown])
-        columns = [
-            given.found.column(field.name).take(places)
-            if field.name in self.kept.names
-            else column_arrays(left.rows, [field.name])[0].take(mine)
-            for field in self.wanted
-        ]
-        made = pa.Table.from_arrays(columns, schema=pa.schema(self.wanted))
-        return Updates(made, ranks[shown], diffs[shown], left.times), change
+            made = made.take(np.flatnonzero(unpack_booleans(*column_arrays(made.rows, [FOUND]))))
+        columns = column_arrays(made.rows, [field.name for field in self.wanted])
+        return made._replace(rows=pa.Table.from_arrays(columns, schema=pa.schema(self.wanted))), change
+
+    def compute_row_words(self, rows: Any) -> Ints:
+        """Compute two words of the left row and two words of its result, as int64[n, 4]."""
+        words = *self.mine.identify_rows(rows), *self.result.identify_rows(rows)
+        return np.stack(words, axis=1).view(np.int64)
 
     def compute_initial_change(self, inputs: Sequence[Updates], since: int) -> Any:
         """Join the left rows to the current right rows; see `RunningOperator.compute_initial_change`.
@@ -210,49 +218,60 @@ class RunningLookup(RunningOrderedRows):
         rows = pa.Table.from_arrays(columns, schema=self.node.schema)
         return as_updates(rows)._replace(diffs=times.to_numpy())
 
-    def _lay_out_columns(self, rows: Ints, counts: Ints) -> list[Column]:
-        """See `RunningCountedRows._lay_out_columns`.
+    def _list_changes(self, left: Updates) -> LeftChanges:
+        """Add up the diffs of equal left rows and times, and look up the rows before the step."""
+        words = np.stack(self.mine.identify_rows(left.rows), axis=1).view(np.int64)
+        by = GroupSortedUpdates.sort_by_words(left, self.keys, words)
+        fresh = mark_first_of_keys(by.high, by.low, by.more)
+        rows, begun = np.flatnonzero(fresh), fresh.copy()
+        begun[1:] |= by.ranks[1:] != by.ranks[:-1]
+        heads = np.flatnonzero(begun)
+        diffs = np.add.reduceat(by.diffs, heads) if heads.size else by.diffs
+        heads, diffs = heads[diffs != 0], diffs[diffs != 0]
+        arranged: Any = self.output_arrangement
+        held = arranged.find_group_rows(by.high[rows], by.low[rows], by.more[rows])
+        there = np.diff(held.begins) > 0
+        prior, stored = np.zeros(rows.size, np.int64), np.full(rows.size, -1)
+        prior[there], stored[there] = held.values, held.references
+        number = np.cumsum(fresh)[heads] - 1
+        first = np.searchsorted(number, number)
+        total = np.cumsum(diffs)
+        counts = prior[number] + total - (total - diffs)[first]
+        places = by.places[heads]
+        return LeftChanges(
+            by.high[heads], by.low[heads], places, by.ranks[heads], counts - diffs, counts, first, stored[number]
+        )
 
-        The result columns are null at first and are filled in later.
-        """
-        *mine, times = super()._lay_out_columns(rows, counts)
-        return [*mine, *(pa.nulls(counts.size, field.type) for field in self.kept), times]
-
-    def _find_change_values(self, folded: RowChanges, left: Updates, right: Updates) -> LookupResults:
-        """Return the result of each change.
+    def _add_results(self, changes: LeftChanges, left: Updates, right: Updates) -> Updates:
+        """Add the results to the changed left rows.
 
         A change that adds a new row gets the result of a look-up, and any other change gets the stored result.
         """
-        c = folded.numbers.size
-        order = np.empty(c, np.int64)
-        order_by_rank(folded.numbers.astype(np.int32), NONE.view(np.int64), np.int64(folded.prior.size), order)
-        numbers, counts = folded.numbers[order], folded.counts[order]
-        first = np.append(np.ones(min(c, 1), bool), numbers[1:] != numbers[:-1])
-        before = np.where(first, folded.prior[numbers], np.append(ints(0), counts)[:c])
-        came = np.flatnonzero(before == 0)
-        rows = column_arrays(left.rows, self.by)
-        there = np.ones(came.size, bool)
-        for column in rows:
+        c, came = changes.rows.size, changes.before == 0
+        there = came.copy()
+        for column in column_arrays(left.rows, self.by):
             if column.null_count:
-                there &= unpack_validity(column)[folded.rows[order[came]]] != 0
-        asked = came[there]
-        by, which = folded.by, numbers[asked]
-        given = order[asked]
-        found = self._look_up_right(by.high[which], by.low[which], folded.ranks[given], right, left, folded.rows[given])
+                there &= unpack_validity(column)[changes.rows] != 0
+        asked = np.flatnonzero(there)
+        high, low = changes.high[asked], changes.low[asked]
+        found = self._look_up_right(high, low, changes.ranks[asked], right, left, changes.rows[asked])
         # The latest result of a row is from its last arrival in this step or, if it did not arrive in this step, from
         # the state.
-        latest = np.maximum.accumulate(np.where(before == 0, np.arange(c), -1))
-        begun = np.flatnonzero(first)[np.cumsum(first) - 1] if c else ints()
-        kept = latest < begun
-        table = gather_table(self.output_arrangement.slots.pool, folded.references[numbers[kept]], self.kept)
+        latest = np.maximum.accumulate(np.where(came, np.arange(c), -1))
+        kept = latest < changes.first
+        table = gather_table(self.output_arrangement.slots.pool, changes.stored[kept], self.kept)
         nulls = [pa.nulls(1, field.type) for field in self.node.found]
         nothing = pa.Table.from_arrays([*nulls, pa.array([False])], schema=self.kept)
         place = np.full(c, table.num_rows + found.num_rows)
         place[asked] = table.num_rows + np.arange(asked.size)
         place = place[latest]
         place[kept] = np.arange(table.num_rows)
-        every = pa.concat_tables([table, found, nothing]).combine_chunks()
-        return LookupResults(order, counts - before, every.take(pa.array(place)))
+        every, diffs = pa.concat_tables([table, found, nothing]).combine_chunks(), changes.counts - changes.before
+        order = sort_retractions_first(changes.ranks, diffs, left.times.size)
+        mine, results = pa.array(changes.rows[order]), every.take(pa.array(place[order]))
+        columns = [each.take(mine) for each in column_arrays(left.rows, self.mine.names)]
+        rows = pa.Table.from_arrays([*columns, *column_arrays(results)], schema=self.identified)
+        return Updates(rows, changes.ranks[order], diffs[order], left.times)
 
     def _look_up_right(
         self, high: Words, low: Words, ranks: Narrow, right: Updates, left: Updates, rows: Ints
@@ -308,16 +327,3 @@ class RunningLookup(RunningOrderedRows):
             number, first = number_identities(*words, Arena())
             out[some] = some[first[number]]
         return out
-
-    def _add_looked_up_values(self, folded: RowChanges, left: Updates, given: LookupResults) -> ArrangementChange:
-        """Add the result of the row to each version of the change."""
-        change, batch = folded.change, folded.change.batch
-        there = np.flatnonzero(change.last >= 0)
-        numbers = there[np.searchsorted(change.last[there], np.arange(len(batch)))]
-        ranks, times = np.searchsorted(left.times, batch.time), np.int64(left.times.size)
-        known = folded.numbers[given.order] * times + folded.ranks[given.order]
-        found = given.found.take(pa.array(np.searchsorted(known, numbers * times + ranks)))
-        mine, columns = len(self.row), batch.rows.columns
-        columns = [*columns[:mine], *column_arrays(found), columns[-1]]
-        rows = Rows.from_columns(columns, self.output_arrangement.slots.pool.shape, len(batch))
-        return change._replace(batch=replace(batch, rows=rows))

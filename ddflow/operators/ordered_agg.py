@@ -24,15 +24,13 @@ from ddflow.errors import TooLarge
 from ddflow.kernels.accumulate import list_differences
 from ddflow.kernels.top import list_first_rows
 from ddflow.operators.base import GroupOperator, OperatorContext, RunningOperator, as_updates, register_operator
-from ddflow.operators.ordered_groups import FirstRows, RunningOrderedGroups, StepGroups
-from ddflow.operators.ordered_rows import add_step_rows
+from ddflow.operators.ordered_groups import ALL, FirstRows, RunningOrderedGroups, StepGroups
 from ddflow.operators.row_order import RowOrder, find_reordered_columns, format_order_columns, parse_order_columns
-from ddflow.operators.updates import GroupSortedUpdates, Updates
+from ddflow.operators.updates import GroupSortedUpdates, Updates, add_step_rows
 from ddflow.plan.collection import Collection, refuse_forgetting_inputs
 from ddflow.plan.text.formulas import JsonRecord
 from ddflow.trace.arrangement import Arrangement
-from ddflow.trace.batch import ArrangementChange
-from ddflow.trace.ordered_index import ALL, RowsByGroup
+from ddflow.trace.batch import ArrangementChange, RowsByGroup
 
 WAYS: Final = ("first", "last", "all")
 """The kinds of results: the value of a group's first row, the value of its last row, or the list of all its values."""
@@ -191,7 +189,7 @@ class RunningOrderedAgg(RunningOrderedGroups):
     def _find_result_rows(self, way: str, groups: StepGroups, pool: RowPool) -> FirstRows:
         """Find the rows of the groups that a result of kind ``way`` can depend on."""
         few = 2 if self.skips else 1
-        return self._find_first_rows(groups, pool, few if way != "all" else ALL >> 1, back=way == "last")
+        return self._find_first_rows(groups, pool, few if way != "all" else ALL, back=way == "last")
 
     def _compute_results(
         self, ends: dict[str, FirstRows], changes: GroupCells, pool: RowPool
@@ -202,16 +200,17 @@ class RunningOrderedAgg(RunningOrderedGroups):
         """
         order, made = changes.state_order, dict[str, tuple[Ints, Ints]]()
         there, stops = np.empty(order.size, np.uint8), np.empty(order.size + 1, np.int64)
-        for way, (references, held, bounds, place, _) in ends.items():
+        for way, end in ends.items():
+            references = end.references
             skipped = np.zeros(references.size, np.uint8)
             if self.skips:
                 skipped[:] = np.asarray(gather_column(pool, references, self.row.field(self.skips)).is_null())
-            places, limit = place[changes.numbers], np.int64(ALL if way == "all" else 1)
+            places, limit = end.place[changes.numbers], np.int64(ALL if way == "all" else 1)
             room = order.size if way != "all" else 2 * references.size + 64
             while True:
                 out = np.empty(room, np.int64)
                 told = changes.cells, changes.begins, places, changes.counts
-                n = list_first_rows(bounds, held.copy(), skipped, *told, limit, there, stops, out)
+                n = list_first_rows(end.ends, end.held.copy(), skipped, *told, limit, there, stops, out)
                 if n <= room:
                     break
                 _check_list_size(n)

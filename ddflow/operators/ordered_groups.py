@@ -10,7 +10,7 @@ later rows cannot affect them. Rows with equal order words are found together, a
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
@@ -26,9 +26,11 @@ from ddflow.operators.row_order import RowOrder, find_order_type
 from ddflow.operators.updates import GroupSortedUpdates, Updates
 from ddflow.plan.collection import Collection
 from ddflow.trace.arrangement import Arrangement
-from ddflow.trace.batch import mark_first_of_keys
+from ddflow.trace.batch import RowsByGroup, mark_first_of_keys, to_identity_words
 from ddflow.trace.differences import DifferenceArrangement
-from ddflow.trace.ordered_index import RowsByGroup, to_identity_words
+
+ALL = (1 << 61) - 1
+"""A limit that is greater than the number of rows of any group."""
 
 
 class FirstRows(NamedTuple):
@@ -37,12 +39,27 @@ class FirstRows(NamedTuple):
     references: Ints
     held: Ints
     """The multiplicities before the step."""
+    ties: Flags
+    """uint8[r]: 1 for each row whose order words equal those of the row before."""
+    content: Words
+    """uint64[r]: the first word of each row after the order words."""
     ends: Ints
     """int64[g + 1]: where each group begins."""
     place: Ints
     """int64[n]: for each update, the position of the row that it changes, or -1 for none; see `FoundRows`."""
     counts: Ints
     """int64[n]: the multiplicity of the row after the update, if ``place`` is not -1."""
+
+    def sort_rows(self, sorting: Ints) -> Self:
+        """Sort the rows by a permutation that leaves each row among the rows with equal order words.  O(n + r)."""
+        stands = np.empty(sorting.size + 1, np.int64)
+        stands[sorting], stands[-1] = np.arange(sorting.size), -1
+        return self._replace(
+            references=self.references[sorting],
+            held=self.held[sorting],
+            content=self.content[sorting],
+            place=stands[self.place],
+        )
 
 
 class StepGroups(NamedTuple):
@@ -154,27 +171,27 @@ class RunningOrderedGroups(RunningArrange):
         ``pool``: the pool that the references point into. ``most``: the number of rows, or of places. ``back``: find
         the last rows of each group. O(n + groups runs + rows read).
         """
+        found = self._collect_rows(groups, most, places, back)
+        sorting = self._sort_ties(pool, found.references, found.ties, back)
+        return found if sorting is None else found.sort_rows(sorting)
+
+    def _collect_rows(self, groups: StepGroups, most: int, places: bool = False, back: bool = False) -> FirstRows:
+        """Find rows as `_find_first_rows` does. Rows with equal order words are in any order."""
         step, stored, _ = groups
         n, size = step.diff.size, step.begins.size
         place, counts, ends, passed = (np.empty(m, np.int64) for m in (n, n, size, 1))
         asked, room = (np.int64(most), places, np.int64(self.ways.tied), back), 2 * min(most, 64) * size + 64
         while True:
-            rows: Any = np.empty(room, np.int64), np.empty(room, np.int64), np.empty(room, np.uint8)
-            m = collect_first_rows(
-                step, stored, *asked, FoundRows(rows[0], rows[1], rows[2], ends, place, counts, passed)
-            )
+            references, held = np.empty(room, np.int64), np.empty(room, np.int64)
+            ties, content = np.empty(room, np.uint8), np.empty(room, np.uint64)
+            out = FoundRows(references, held, ties, ends, place, counts, content, passed)
+            m = collect_first_rows(step, stored, *asked, out)
             if m <= room:
                 break
             room = m
         arranged: Any = self.output_arrangement
         arranged.record_cancelled_reads(int(passed[0]))
-        references, held, ties = (each[:m] for each in rows)
-        if (sorting := self._sort_ties(pool, references, ties, back)) is not None:
-            references, held = references[sorting], held[sorting]
-            stands = np.empty(m + 1, np.int64)
-            stands[sorting], stands[-1] = np.arange(m), -1
-            place = stands[place]
-        return FirstRows(references, held, ends, place, counts)
+        return FirstRows(references[:m], held[:m], ties[:m], content[:m], ends, place, counts)
 
     def _sort_ties(self, pool: RowPool, references: Ints, ties: Flags, back: bool) -> Ints | None:
         """See `RowOrder.sort_ties`.  ``back``: whether the rows of each group are in descending order."""

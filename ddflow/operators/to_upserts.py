@@ -37,8 +37,7 @@ from ddflow.operators.upserts import Conflicts, ToUpserts
 from ddflow.plan.collection import Collection, Columns, refuse_forgetting_inputs
 from ddflow.plan.text.formulas import JsonRecord
 from ddflow.trace.arrangement import Arrangement
-from ddflow.trace.batch import mark_first_of_keys
-from ddflow.trace.ordered_index import RowsByGroup
+from ddflow.trace.batch import RowsByGroup, mark_first_of_keys
 
 
 @register_operator

@@ -34,14 +34,12 @@ from ddflow.errors import Option, SpecError
 from ddflow.kernels.top import compute_window_updates
 from ddflow.operators.base import Operator, OperatorContext, RunningOperator, as_updates, register_operator
 from ddflow.operators.ordered_groups import RunningOrderedGroups
-from ddflow.operators.ordered_rows import add_step_rows
 from ddflow.operators.row_order import RowOrder, find_reordered_columns, format_order_columns, parse_order_columns
-from ddflow.operators.updates import GroupSortedUpdates, Updates, ints, sort_retractions_first
+from ddflow.operators.updates import GroupSortedUpdates, Updates, add_step_rows, ints, sort_retractions_first
 from ddflow.plan.collection import Collection, Columns, refuse_forgetting_inputs
 from ddflow.plan.text.formulas import JsonRecord
 from ddflow.trace.arrangement import Arrangement
-from ddflow.trace.batch import ArrangementChange
-from ddflow.trace.ordered_index import RowsByGroup
+from ddflow.trace.batch import ArrangementChange, RowsByGroup
 
 MOST: Final = 10_000
 """The maximum of k."""

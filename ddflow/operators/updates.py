@@ -25,13 +25,13 @@ from ddflow.columns.hashing import Ints, Narrow, RowHasher, Secret, Words, compu
 from ddflow.columns.layout import Arena, make_writable
 from ddflow.columns.names import DIFF, TIME
 from ddflow.columns.row_views import RowView
-from ddflow.columns.rows import row_values
+from ddflow.columns.rows import RowPool, Rows, row_values
 from ddflow.columns.schema import column_arrays, to_array
 from ddflow.columns.sorting import sort_by_identity, sort_by_words
-from ddflow.errors import AggregateFailed, CountOverflow, ExpressionError, NotSingle
+from ddflow.errors import AggregateFailed, CountOverflow, ExpressionError, NegativeMultiplicity, NotSingle
 from ddflow.kernels.accumulate import consolidate_diffs
 from ddflow.kernels.emit import map_ranks_to_times
-from ddflow.kernels.sort import order_by_rank
+from ddflow.kernels.sort import number_groups, order_by_rank
 
 INT64, DIFFS = pa.int64(), pa.field(DIFF, pa.int64(), nullable=False)
 
@@ -203,6 +203,18 @@ def build_count_overflow(rows: pa.Table | pa.RecordBatch, row: int) -> CountOver
     )
 
 
+def refuse_negative_counts(counts: Ints, places: Ints, updates: Updates, asked: str) -> None:
+    """Raise `NegativeMultiplicity` if a multiplicity after a change is negative.
+
+    ``places``: the position of an update with the row, for each change, which the error names.
+    """
+    below = np.flatnonzero(counts < 0)
+    if below.size:
+        at = int(below[0])
+        found = f"{row_values(updates.rows, int(places[at]))} has multiplicity {int(counts[at])}"
+        raise NegativeMultiplicity(asked, found, "find the input that retracts a row that it never asserted")
+
+
 def negate(updates: Updates) -> Updates:
     """Negate every diff, and move the updates that become retractions before the insertions of the same time. O(n).
 
@@ -225,6 +237,33 @@ def concat(parts: Sequence[Updates]) -> Updates:
     rows = pa.concat_tables(tables).combine_chunks()
     order_by_rank(ranks, np.empty(0, np.int64), np.int64(times.size), order)
     return Updates(rows, ranks, np.concatenate([p.diffs for p in parts]), times).take(order)
+
+
+def number_identities(high: Words, low: Words, arena: Arena) -> tuple[Narrow, Ints]:
+    """Assign numbers to distinct identities. O(n) expected.
+
+    Return the number of each row, and the first row of each number.
+    """
+    n = high.size
+    bits, empty = max(n.bit_length() + 1, 2), arena.choose_allocator(n)
+    table, number, first = empty(1 << bits, np.int32), empty(n, np.int32), empty(n, np.int64)
+    table[:] = -1
+    m = number_groups(high, low, np.int64(bits), table, number, first)
+    return number, first[:m]
+
+
+def add_step_rows(pool: RowPool, updates: Updates) -> RowPool:
+    """Add a step's updates to the pool as batch 0. Missing columns become nulls. O(columns)."""
+    columns = complete_columns(updates.rows, pool.schema)
+    return pool.with_events(Rows.from_columns(columns, pool.shape, updates.diffs.size))
+
+
+def complete_columns(rows: Any, schema: pa.Schema) -> list[pa.Array]:
+    """Return the columns of a schema, with nulls for those that the rows lack. O(columns)."""
+    there, n = set(rows.schema.names), rows.num_rows
+    return [
+        column_arrays(rows, [field.name])[0] if field.name in there else pa.nulls(n, field.type) for field in schema
+    ]
 
 
 Made = TypeVar("Made")

@@ -6,7 +6,7 @@ one event. The greatest row of an event represents the event. A delete is less t
 
 The state holds every row by key and order, with a content word. The content word of a delete is 0. The content word of
 a row that is not a delete is a hash of the columns that decide whether a version changes. Therefore neighbours are
-compared by words of the index, without a read of columns. Only rows with equal key and order values are gathered and
+compared by words of identities, without a read of columns. Only rows with equal key and order values are gathered and
 compared by value.
 """
 
@@ -24,25 +24,27 @@ from ddflow.columns.order_words import OrderColumn, count_order_words, has_exact
 from ddflow.columns.row_match import RowMatcher
 from ddflow.columns.rows import RowPool, gather_arrays, gather_table
 from ddflow.columns.schema import column_arrays, decode_array, to_array
-from ddflow.columns.sorting import sort_by_words
 from ddflow.connectors.formats.base import DELETED
 from ddflow.errors import BadMessage, ErrorText, Option, SpecError
 from ddflow.expressions import compile as compile_expression
-from ddflow.kernels.sort import order_by_rank
-from ddflow.kernels.versions import NONE, compute_version_updates, compute_versions
-from ddflow.operators.arranged import refuse_negative_counts
+from ddflow.kernels.versions import NONE, compute_version_updates, compute_versions, find_windows
 from ddflow.operators.base import Operator, OperatorContext, RunningOperator, as_updates, register_operator
-from ddflow.operators.ordered_rows import RowChanges, RunningOrderedRows, add_step_rows
+from ddflow.operators.ordered_groups import ALL, RunningOrderedGroups, StepGroups
 from ddflow.operators.row_order import RowOrder, find_order_type, find_reordered_columns
-from ddflow.operators.updates import Updates, sort_retractions_first
+from ddflow.operators.updates import (
+    GroupSortedUpdates,
+    Updates,
+    add_step_rows,
+    refuse_negative_counts,
+    sort_retractions_first,
+)
 from ddflow.plan.collection import Collection, Columns, refuse_forgetting_inputs
 from ddflow.plan.inputs.bind import find_tombstone_value
 from ddflow.plan.inputs.spec import Tombstone
 from ddflow.plan.text.formulas import JsonRecord, find_formula_objections, write_formula
 from ddflow.trace.arrangement import Arrangement
-from ddflow.trace.batch import ArrangementChange, mark_first_of_keys
-from ddflow.trace.group_rows import find_window_rows, gather_identities
-from ddflow.trace.ordered_index import RowsByGroup
+from ddflow.trace.batch import ArrangementChange, RowsByGroup, to_identity_words
+from ddflow.trace.differences import DifferenceArrangement
 
 
 @register_operator
@@ -268,144 +270,102 @@ class KeyRows(NamedTuple):
     """uint64[n]: the content word of each row, which is 0 for a delete."""
 
 
-class RunningVersions(RunningOrderedRows):
-    """A running version history. State: all input rows, arranged by key and order."""
+class RunningVersions(RunningOrderedGroups):
+    """A running version history. State: the differences of all input rows, by key and order."""
 
     def __init__(self, node: AsVersions, context: OperatorContext) -> None:
         row, self.order_by, self.delete, self.names = node.inputs[0].schema, node.order_by, node.delete, node.names
-        order = [OrderColumn(name, False, True) for name in self.order_by]
+        order, secret = [OrderColumn(name, False, True) for name in self.order_by], context.secret
+        most = sum(count_order_words(find_order_type(row.field(name).type), name) for name in self.order_by)
+        super().__init__(node.inputs[0], node.key, RowOrder(row, node.key, order, secret, most), node.verb)
+        self.arrangements = (DifferenceArrangement(row, self.output_arrangement.words + 1),)
         left_out = {*node.key, *node.ignore, *self.order_by, *([node.tombstone.column] if node.tombstone else [])}
         loose = [field.with_nullable(True) for field in row if field.name not in left_out]
-        self.counting = RowHasher(pa.schema(loose), context.secret)
-        self.ties = RowOrder(row, [*node.key, *self.order_by], [], context.secret, most=0)
-        super().__init__(row, node.key, order, context.secret)
-        self.arrangements = (
-            Arrangement(self.schema, wide=True, words=self.output_arrangement.words + 1, ordered=True),
-        )
-        self.tied = self.output_arrangement.words - 3
-        """The number of order words.
-
-        In an identity, the content word and the row's own two words follow the order words.
-        """
+        self.counting = RowHasher(pa.schema(loose), secret)
+        self.ties = RowOrder(row, [*node.key, *self.order_by], [], secret, most=0)
         self.exact = has_exact_words(find_order_type(row.field(self.order_by[-1]).type))
         self.whole_row = [field for field in node.schema if field.name not in self.names]
-        self.wanted, self.placed = context.wanted, node.placed
+        self.wanted, self.placed, self.refuses = context.wanted, node.placed, ""
 
     def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, ArrangementChange]:
         """See `RunningOperator.compute`. Raises `NegativeMultiplicity`, `CountOverflow`, `BadMessage`.
 
-        O(u log rows) for u updates, and O(r log r) for the r rows near these updates. The rows near an update range
-        from the version before the update to the second version after it. If rows of a key are on disk, all rows of the
-        key are read. For each time of a step, all rows between the changes at this time are read.
+        O(u runs log rows) for u updates, and O(r log r) for the r rows near these updates. The rows near an update
+        range from the version before the update to the second version after it. For each time of a step, all rows
+        between the changes at this time are read.
         """
         updates = inputs[0]
-        if self.placed is not None and (none := column_arrays(updates.rows, [self.order[0].name])[0].null_count):
+        if self.placed is not None and (none := column_arrays(updates.rows, self.order_by[:1])[0].null_count):
             found = f"{none:,} events have no log position and no offset, so they have no order"
             remedy = "pass messages with offsets, or order versions by a column of their rows; nothing was ingested"
             raise BadMessage(f"messages for {self.placed!r}", found, remedy)
-        folded = self.fold_updates(updates, since)
-        refuse_negative_counts(folded, updates, "versions")
-        return self._compute_updates(folded, updates), folded.change
+        _, change = super().compute(inputs, since)
+        return self._compute_updates(self.group_updates(updates, self.keys), updates), change
 
-    def iterate_rows(self, as_of: int | None) -> Iterator[Updates]:
-        """See `ReadableNode.iterate_rows`.  O(stored rows)."""
-        for arranged in self.output_arrangement.partitions:
-            for references in arranged.iterate_live_references(as_of):
-                yield self._compute_key_versions(arranged, references)
-
-    def compute_group(self, arranged: Arrangement, found: RowsByGroup) -> Updates:
-        """See `ReadableNode.compute_group`."""
-        return self._compute_key_versions(arranged, found.references)
-
-    def _compute_key_versions(self, arranged: Arrangement, references: Ints) -> Updates:
-        """Compute the versions of keys from all their rows, which are in the order of identities.
-
-        Only the visible rows, and rows with the same order as another row, are gathered.
-        """
-        high, low, order = gather_identities(arranged, references)
-        held = np.ones(references.size, np.int64)
-        rows, _ = self._sort_rows(arranged.slots.pool, references, held, high, low, order)
-        until = np.empty(references.size, np.int64)
-        compute_versions(rows.ends, rows.held, rows.event, rows.content, until)
-        at = np.flatnonzero(until != NONE)
-        return as_updates(self._build_table(arranged.slots.pool, rows, at, until[at], None))
-
-    def _compute_identity_words(self, rows: Any, high: Words, low: Words) -> Ints:
-        """Compute the identity words, with the content word before the row's own two words.
-
-        See `RunningOrderedRows._compute_identity_words`.
-        """
+    def compute_row_words(self, rows: Any) -> Ints:
+        """Compute the order words, the content word and, if needed, two words of the row."""
         names = self.counting.names
         content = self.counting.compute_value_hashes(column_arrays(rows, names), rows.num_rows) | np.uint64(1)
         if self.delete is not None:
             read = self.row.names if self.delete.columns is None else list(self.delete.columns) or self.row.names[:1]
             shown = pa.schema([self.row.field(name).with_nullable(True) for name in read])
-            content[
-                unpack_booleans(self.delete(pa.RecordBatch.from_arrays(column_arrays(rows, read), schema=shown))) != 0
-            ] = 0
-        words = super()._compute_identity_words(rows, high, low)
-        return np.ascontiguousarray(np.insert(words, words.shape[1] - 2, content.view(np.int64), axis=1))
+            deletes = self.delete(pa.RecordBatch.from_arrays(column_arrays(rows, read), schema=shown))
+            content[unpack_booleans(deletes) != 0] = 0
+        words = super().compute_row_words(rows)
+        return np.ascontiguousarray(np.insert(words, self.ways.tied, content.view(np.int64), axis=1))
 
-    def _compute_updates(self, folded: RowChanges, updates: Updates) -> Updates:
-        """Compute the updates of the output."""
-        touched, first, number = np.unique(folded.numbers, return_index=True, return_inverse=True)
-        mine, by = folded.rows[first], folded.by
-        pool = add_step_rows(self.output_arrangement.slots.pool, updates)
-        high, low, order = by.high[touched], by.low[touched], folded.order[touched]
-        rows, place = self._merge_held_rows(pool, mine, folded.prior[touched], high, low, order)
-        key = (np.searchsorted(rows.ends, place[number], side="right") - 1).astype(np.int32)
-        sorting = np.empty(key.size, np.int64)
-        order_by_rank(key, np.empty(0, np.int64), np.int64(rows.ends.size), sorting)
-        begins = np.searchsorted(key[sorting], np.arange(rows.ends.size))
-        until, fresh = np.empty(rows.held.size, np.int64), np.empty(rows.held.size, np.int64)
+    def _compute_group_output(self, arranged: Arrangement, found: RowsByGroup) -> Updates:
+        """See `RunningOrderedGroups._compute_group_output`.
+
+        Only the visible rows, and rows with the same order as another row, are gathered.
+        """
+        pool, tied = arranged.slots.pool, self.ways.tied
+        _, first = found.mark_first_rows(tied)
+        at, event = self._sort_events(pool, found.references, ~first, found.order[:, tied])
+        content = to_identity_words(found.order[at, tied])
+        rows = KeyRows(found.references[at], found.values[at], found.begins, event, content)
+        until = np.empty(at.size, np.int64)
         compute_versions(rows.ends, rows.held, rows.event, rows.content, until)
-        told = begins, place[number[sorting]], folded.ranks[sorting], folded.counts[sorting]
-        room = 8 * key.size
+        shown = np.flatnonzero(until != NONE)
+        return as_updates(self._build_table(pool, rows, shown, until[shown], None))
+
+    def _compute_updates(self, by: GroupSortedUpdates, updates: Updates) -> Updates:
+        """Compute the updates of the output."""
+        pool = add_step_rows(self.output_arrangement.slots.pool, updates)
+        windows = self._find_windows(self._find_groups(by, updates))
+        found = self._collect_rows(windows, ALL)
+        at, event = self._sort_events(pool, found.references, found.ties != 0, found.content)
+        found = found.sort_rows(at)
+        chosen, begins = windows.sort_changes(found)
+        refuse_negative_counts(found.counts[chosen], by.places[chosen], updates, AsVersions.verb)
+        rows = KeyRows(found.references, found.held, found.ends, event, found.content)
+        until, fresh = np.empty(at.size, np.int64), np.empty(at.size, np.int64)
+        compute_versions(rows.ends, rows.held, rows.event, rows.content, until)
+        told = begins, found.place[chosen], by.ranks[chosen], found.counts[chosen]
+        room = 8 * chosen.size
         out: Any = [np.empty(room, np.int32), *(np.empty(room, np.int64) for _ in range(3))]
         n = compute_version_updates(rows.ends, rows.held, rows.event, rows.content, until, *told, fresh, *out)
-        ranks, at, ended, diffs = (each[:n] for each in out)
+        ranks, changed, ended, diffs = (each[:n] for each in out)
         sorting = sort_retractions_first(ranks, diffs, updates.times.size)
-        shown = self._build_table(pool, rows, at[sorting], ended[sorting], self.wanted)
+        shown = self._build_table(pool, rows, changed[sorting], ended[sorting], self.wanted)
         return Updates(shown, ranks[sorting], diffs[sorting], updates.times)
 
-    def _merge_held_rows(
-        self, pool: RowPool, mine: Ints, prior: Ints, high: Words, low: Words, order: Ints
-    ) -> tuple[KeyRows, Ints]:
-        """Merge the rows of a step, in the order of identities, with the stored rows near these rows.
+    def _find_windows(self, groups: StepGroups) -> StepGroups:
+        """Divide the groups of a step into the ranges of rows that its updates can affect."""
+        step, stored, times = groups
+        begins = np.empty(step.diff.size + 1, np.int64)
+        ranges = np.empty((step.diff.size, stored.ranges.shape[1]), np.int64)
+        n = find_windows(step, stored, np.int64(self.ways.tied), begins, ranges)
+        return StepGroups(step._replace(begins=begins[: n + 1]), stored._replace(ranges=ranges[:n]), times)
 
-        Return the merged rows and the positions of the step's rows.
+    def _sort_events(self, pool: RowPool, references: Ints, ties: Any, content: Any) -> tuple[Ints, Ints]:
+        """Sort rows, which are in the order of identities, by event. Return the permutation and the event numbers.
+
+        ``ties``: bool[n], whether the order words of a row equal those of the row before.
         """
-        begun = mark_first_of_keys(high, low, order[:, : self.tied])
-        head = np.flatnonzero(begun)
-        found, window = find_window_rows(
-            self.output_arrangement, high[head], low[head], order[head, : self.tied].copy()
-        )
-        windows = window[np.cumsum(begun) - 1], np.repeat(np.arange(found.begins.size - 1), np.diff(found.begins))
-        words = np.concatenate([order, found.order.reshape(found.values.size, order.shape[1])])
-        every = np.concatenate(windows).astype(np.uint64)
-        both = sort_by_words(every, np.zeros(every.size, np.uint64), words)
-        # If a row is both in the step and stored, the copy of the step is used.
-        chosen = np.minimum.reduceat(both.permutation, both.starts[:-1]) if mine.size else both.permutation
-        places = both.starts[:-1]
-        references, held = np.concatenate([mine, found.references]), np.concatenate([prior, found.values])
-        rows, at = self._sort_rows(
-            pool, references[chosen], held[chosen], both.high[places], both.low[places], words[chosen]
-        )
-        place = np.empty(references.size, np.int64)
-        place[chosen[at]] = np.arange(at.size)
-        return rows, place[: mine.size]
-
-    def _sort_rows(
-        self, pool: RowPool, references: Ints, held: Ints, high: Words, low: Words, order: Ints
-    ) -> tuple[KeyRows, Ints]:
-        """Sort rows, which are in the order of identities, by event. Return the sorted rows and the permutation.
-
-        The rows must be whole keys, or windows of keys.
-        """
-        content = order[:, self.tied].view(np.uint64)
-        begun = mark_first_of_keys(high, low, order[:, : self.tied])
-        at, number = np.arange(references.size), np.cumsum(begun) - 1
-        tied = np.flatnonzero(np.append(~begun[1:], np.zeros(min(begun.size, 1), bool)) | ~begun)
+        at, begun = np.arange(references.size), ~ties
+        number = np.cumsum(begun) - 1
+        tied = np.flatnonzero(ties | np.append(ties[1:], np.zeros(min(ties.size, 1), bool)))
         if tied.size:
             schema = pa.schema([field.with_nullable(True) for field in self.row])
             table, classes = gather_table(pool, references[tied], schema), number[tied]
@@ -421,8 +381,7 @@ class RunningVersions(RunningOrderedRows):
                 classes = classes[sorting]
                 begun[tied[1:]] |= classes[1:] != classes[:-1]
                 number = np.cumsum(begun) - 1
-        ends = np.append(np.flatnonzero(mark_first_of_keys(high, low)), references.size)
-        return KeyRows(references[at], held[at], ends, number, content[at]), at
+        return at, number
 
     def _build_table(self, pool: RowPool, rows: KeyRows, at: Ints, until: Ints, wanted: Any) -> pa.Table:
         """Build a table of versions. ``wanted``: the columns of the table, or None for all."""

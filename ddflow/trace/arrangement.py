@@ -30,10 +30,9 @@ from ddflow.kernels.gather import SLOT
 from ddflow.kernels.resolve import LIVE, OCCUPIED, Prior
 from ddflow.storage.files.batch_store import BatchStore
 from ddflow.time import NEVER, BatchDescription, advance_frontier, format_time
-from ddflow.trace.batch import END, ArrangementChange, BatchRange, BatchSlots, Run
+from ddflow.trace.batch import END, ArrangementChange, BatchRange, BatchSlots, RowsByGroup, Run
 from ddflow.trace.index import Index, IndexWrite
 from ddflow.trace.merge import RunMerge, TombstoneExpiry, pick_versions_by_sorting
-from ddflow.trace.ordered_index import OrderedIndex, RowsByGroup
 from ddflow.trace.spill import find_groups_in_batch, spill_batch
 from ddflow.trace.spine import Spine
 
@@ -49,10 +48,8 @@ class Arrangement:
     """A collection indexed by key.
 
     ``schema``: the columns of a version's payload.  ``wide``: whether identities have two words.  ``words``: the number
-    of order words of an entry.  ``keeps``: whether the order of a deleted key must be kept.  ``ordered``: whether the
-    order words are the identity's words beyond two, so that a group of rows is a prefix (`ordered_index`).
-    ``is_searched``: whether index and filters find keys; if False, the arrangement is only read.  ``index``: the
-    index, by default a new one.
+    of order words of an entry.  ``keeps``: whether the order of a deleted key must be kept.  ``is_searched``: whether
+    index and filters find keys; if False, the arrangement is only read.
 
     >>> import numpy as np, pyarrow as pa
     >>> from ddflow.trace.batch import Batch
@@ -65,18 +62,10 @@ class Arrangement:
     ([{'k': 1}], 3, 4, 1)
     """
 
-    def __init__(
-        self,
-        schema: pa.Schema,
-        wide: bool,
-        words: int,
-        keeps: bool = False,
-        ordered: bool = False,
-        index: Index | None = None,
-    ) -> None:
-        self.schema, self.keeps, self.ordered, self.words = schema, keeps, ordered, words
-        self.index = index or (OrderedIndex(words, keeps) if ordered else Index(wide, words, keeps))
-        self.slots = BatchSlots(schema, ordered)
+    def __init__(self, schema: pa.Schema, wide: bool, words: int, keeps: bool = False) -> None:
+        self.schema, self.keeps, self.words = schema, keeps, words
+        self.index = Index(wide, words, keeps)
+        self.slots = BatchSlots(schema)
         self.spine, self.on_disk = Spine(keeps=keeps), Spine(FAN, keeps)
         self.since, self.upper, self.latest = NEVER, NEVER, NEVER
         self.keys, self.tombstones_counted, self.written, self._paid_on_disk, self.piece = 0, 0, 0, 0, PIECE
@@ -86,24 +75,21 @@ class Arrangement:
     def make_empty(self, schema: pa.Schema | None = None, words: int | None = None) -> Arrangement:
         """Build an empty arrangement with the same kind of identities. ``words``: the new number of order words."""
         words = self.words if words is None else words
-        return Arrangement(schema or self.schema, self.index.wide, words, self.keeps, self.ordered)
+        return Arrangement(schema or self.schema, self.index.wide, words, self.keeps)
 
     def set_threads(self, threads: Threads) -> None:
         """Share the work among threads.  Results do not depend on the number of threads."""
         self.slots.pool.threads = threads
         self.index.set_threads(threads)
 
-    def look_up_keys(
-        self, high: Words, low: Words, starts: Narrow, arena: Arena | None = None, order: Ints | None = None
-    ) -> Prior:
+    def look_up_keys(self, high: Words, low: Words, starts: Narrow, arena: Arena | None = None) -> Prior:
         """Look up the keys that begin at the positions ``starts`` of the sorted identities.
 
-        ``arena``: allocates the arrays of the result. ``order``: the identity words beyond two. O(keys) expected in
-        memory, plus O(keys) for each run on disk.
+        ``arena``: allocates the arrays of the result. O(keys) expected in memory, plus O(keys) for each run on disk.
         """
-        prior = self.index.look_up_keys(high, low, starts, arena, order)
+        prior = self.index.look_up_keys(high, low, starts, arena)
         if self.unindexed_parts:
-            self._look_up_keys_on_disk(prior, high, low, starts, order)
+            self._look_up_keys_on_disk(prior, high, low, starts)
         return prior
 
     @property
@@ -123,7 +109,7 @@ class Arrangement:
             lower.insert(0, flush.output.parts)
         return lower
 
-    def _look_up_keys_on_disk(self, prior: Prior, high: Words, low: Words, starts: Narrow, order: Ints | None) -> None:
+    def _look_up_keys_on_disk(self, prior: Prior, high: Words, low: Words, starts: Narrow) -> None:
         """Look up the keys that are not in the index in the runs on disk. Add the results to ``prior``."""
         wanted = np.flatnonzero(prior.reference == 0)
         for parts in self.unindexed_parts:
@@ -134,7 +120,7 @@ class Arrangement:
                 last = int(np.searchsorted(ids, batch.high[part.end - 1], side="right"))
                 if first == last:
                     continue
-                groups, rows = find_groups_in_batch(batch, part.begin, high, low, starts, wanted[first:last], order)
+                groups, rows = find_groups_in_batch(batch, part.begin, high, low, starts, wanted[first:last])
                 live = batch.live.take(rows).astype(np.int64)
                 prior.reference[groups] = rows | (OCCUPIED | part.slot << SLOT) | live * LIVE
                 prior.value[groups] = batch.value.take(rows)

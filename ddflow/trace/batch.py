@@ -45,10 +45,10 @@ class Batch:
 
     ``high``, ``low``: uint64[n], the words of identities; ``low`` has size 0 if identities have one word.  ``time``:
     int64[n].  ``live``: uint8[n], 0 for deletions.  ``value``: uint64[n], hashes of the rows, or size 0 if an index
-    holds the hashes.  ``order``: int64[n, w], the order words of each version's event.  ``ordered``: whether ``order``
-    contains the identity words beyond two, not the order words.  ``summed``: whether the versions are differences, so
-    that ``value`` has their diffs and ``live`` is always 1.  ``rows``: the payload of n rows, with filler for
-    deletions. ``mapped``: the file of the columns, or None if the columns are in memory.
+    holds the hashes.  ``order``: int64[n, w], the order words of each version's event.  ``summed``: whether the
+    versions are differences, so that ``value`` has their diffs, ``live`` is always 1, and ``order`` has the identity
+    words beyond two.  ``rows``: the payload of n rows, with filler for deletions.  ``mapped``: the file of the columns,
+    or None if the columns are in memory.
     """
 
     high: Words
@@ -59,14 +59,13 @@ class Batch:
     order: Ints
     rows: Rows
     mapped: Any = None
-    ordered: bool = False
     summed: bool = False
     _nbytes: int = field(init=False, default=-1)
 
     @property
     def extra_identity_words(self) -> Ints | None:
         """The identity words after the second word. The value is None if identities have at most two words."""
-        return self.order if self.ordered else None
+        return self.order if self.summed else None
 
     @classmethod
     def from_lists(cls, high: Sequence[int], time: Sequence[int], live: Sequence[bool], table: pa.Table) -> Self:
@@ -103,7 +102,7 @@ class Batch:
         if n < 2:
             return
         columns = [self.high, self.low if self.low.size else np.zeros(n, np.uint64)]
-        columns += [*np.ascontiguousarray(self.order).view(np.uint64).T] if self.ordered else []
+        columns += [*np.ascontiguousarray(self.order).view(np.uint64).T] if self.summed else []
         columns.append(self.time)  # type: ignore[arg-type]
         equal, less = np.ones(n - 1, bool), np.zeros(n - 1, bool)
         for column in columns:
@@ -186,8 +185,39 @@ def make_difference_change(
     """
     n, none = high.size, np.empty(0, np.int64)
     value = diff.view(np.uint64)
-    batch = Batch(high, low, time, repeat_value(1, n, np.uint8), value, more, rows, ordered=True, summed=True)
+    batch = Batch(high, low, time, repeat_value(1, n, np.uint8), value, more, rows, summed=True)
     return ArrangementChange(batch, value, none, none, 0, int(diff.sum()), 0)
+
+
+NO_ROWS: Ints = np.empty(0, np.int64)
+
+
+class RowsByGroup(NamedTuple):
+    """The live rows of g groups, in order within each group. A row has a reference without flags and a multiplicity.
+
+    An array other than ``references`` is empty if nothing reads it.
+    """
+
+    references: Ints
+    values: Ints = NO_ROWS
+    begins: Ints = NO_ROWS
+    """int64[g + 1]: the position of the first row of each group, and the number of rows."""
+    order: Ints = np.empty((0, 0), np.int64)
+    """int64[n, w]: the identity words beyond two, if the caller asked for them."""
+
+    def mark_first_rows(self, tied: int) -> tuple[Any, Any]:
+        """Mark the first row of each group, and the first of the rows with equal first ``tied`` words, as bool[n]."""
+        heads = np.zeros(self.references.size, np.bool_)
+        heads[self.begins[:-1]] = True
+        words, first = self.order[:, :tied], heads.copy()
+        if words.size:
+            first[1:] |= (words[1:] != words[:-1]).any(1)
+        return heads, first
+
+
+def to_identity_words(order: Ints) -> Words:
+    """Convert order words to identity words, which are contiguous and unsigned."""
+    return np.ascontiguousarray(order).view(np.uint64)
 
 
 END = 2**64 - 1
@@ -221,15 +251,15 @@ def iterate_last_rows_of_keys(batch: Batch, part: BatchRange) -> Iterator[Ints]:
 class BatchSlots:
     """The batches of an arrangement, by slot number. Slot 0 is for the events of the current step.
 
-    ``ordered``: whether identities have more than two words.  ``summed``: whether versions are differences.
+    ``summed``: whether versions are differences.
     ``addresses``: uint64[slots, FIELDS], the addresses of the columns of differences, for kernels.  ``lasting``:
     whether commits write the batches to files.  ``files``: the files of batches in memory, by slot.  ``shapes``: the
     lists of columns that payloads in files have or had; entries are only added.  ``readers``: the results of `freeze`
     that are still in use.
     """
 
-    def __init__(self, schema: pa.Schema, ordered: bool = False, summed: bool = False) -> None:
-        self.ordered, self.summed = ordered, summed
+    def __init__(self, schema: pa.Schema, summed: bool = False) -> None:
+        self.summed = summed
         self.addresses: Words2d = np.zeros((16, FIELDS), np.uint64)
         self.by_slot: list[Batch | None] = [None]
         self.free: list[int] = []
@@ -253,8 +283,8 @@ class BatchSlots:
 
     def add_batch(self, batch: Batch) -> BatchRange:
         """Assign a slot to a batch, and return all rows of the batch as a range. O(columns)."""
-        if self.ordered:
-            batch = replace(batch, ordered=True, summed=self.summed)
+        if self.summed:
+            batch = replace(batch, summed=True)
         if self.free:
             slot = self.free.pop()
             self.by_slot[slot] = batch
@@ -308,7 +338,7 @@ class BatchSlots:
     def replace_batch(self, slot: int, batch: Batch) -> None:
         """Replace the batch of a slot by another batch with the same versions in the same rows.  O(columns)."""
         self._count_bytes(self[slot], -1)
-        batch = replace(batch, ordered=True, summed=self.summed) if self.ordered else batch
+        batch = replace(batch, summed=True) if self.summed else batch
         self.by_slot[slot] = batch
         self.pool.set_batch(slot, batch.rows)
         self._count_bytes(batch, 1)

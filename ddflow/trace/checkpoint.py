@@ -166,9 +166,7 @@ class ReusedBatches:
         As a second result, mark, as bool[m], the entries whose version no longer exists.
         """
         batch = self.arranged.slots[slot]
-        prior = self.arranged.index.look_up_keys(
-            batch.high, batch.low, rows.astype(np.int32), order=batch.extra_identity_words
-        )
+        prior = self.arranged.index.look_up_keys(batch.high, batch.low, rows.astype(np.int32))
         references = prior.reference & ~np.int64(OCCUPIED | LIVE)
         return prior.place, references & ROW < floor[references >> SLOT]
 
@@ -441,7 +439,7 @@ def _load_batch(
             written = home.write(plain)
             batch, file.columns = decode_batch(written.batch, file.layout), written
     timed, told = (batch.time if layout.time is None else NONE.view(np.int64)), layout.live is None
-    beyond = layout.words if arranged.ordered else 0
+    beyond = layout.words if arranged.slots.summed else 0
     more = np.uint64(batch.order.ctypes.data if beyond else 0)
     wrong = find_first_invalid_row(
         batch.high, batch.low, more, beyond, timed, batch.live if told else np.empty(0, np.uint8)

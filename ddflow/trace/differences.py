@@ -19,12 +19,11 @@ import pyarrow as pa
 from ddflow.columns.hashing import Ints, Words
 from ddflow.columns.names import TIMES
 from ddflow.columns.rows import gather_table
-from ddflow.kernels.differences import SummedRows, collect_group_rows, sum_rows
+from ddflow.kernels.differences import SummedRows, collect_group_rows
 from ddflow.trace.arrangement import Arrangement
-from ddflow.trace.batch import ArrangementChange, BatchRange, BatchSlots
+from ddflow.trace.batch import NO_ROWS, ArrangementChange, BatchRange, BatchSlots, RowsByGroup, to_identity_words
 from ddflow.trace.index import NoIndex
 from ddflow.trace.merge import PickedVersions, sum_differences
-from ddflow.trace.ordered_index import NO_ROWS, RowsByGroup, to_identity_words
 from ddflow.trace.spine import Spine
 
 FAN, TAIL = 4, 1 << 10
@@ -63,8 +62,9 @@ class DifferenceArrangement(Arrangement):
     """
 
     def __init__(self, schema: pa.Schema, words: int) -> None:
-        super().__init__(schema, wide=True, words=words, ordered=True, index=NoIndex(words))
-        self.slots = BatchSlots(schema, ordered=True, summed=True)
+        super().__init__(schema, wide=True, words=words)
+        self.index = NoIndex(words)
+        self.slots = BatchSlots(schema, summed=True)
         self.spine = Spine(FAN, tail=TAIL)
         self.room = 4.0
         self._bound, self._bounded = 0.0, self.upper
@@ -88,16 +88,18 @@ class DifferenceArrangement(Arrangement):
         super().apply_changes(changes, upper, since)
         self._bound, self._bounded = bound, self.upper
 
-    def find_group_rows(self, high: Words, low: Words) -> RowsByGroup:
+    def find_group_rows(self, high: Words, low: Words, more: Ints | None = None) -> RowsByGroup:
         """Find the rows of groups by ascending identity words, in the order of identities within each group.
 
-        O(groups runs + rows) expected.
+        ``more``: further words that the rows begin with, as int64[g, w].  O(groups runs + rows) expected, or O(groups
+        runs log rows of a group) with further words.
         """
         parts, begins = np.array(self.parts, np.int64).reshape(-1, 3), np.empty(high.size + 1, np.int64)
+        asked = high, low, np.empty((0, 0), np.uint64) if more is None else to_identity_words(more)
         room = int(self.room * high.size) + 16
         while True:
             out = SummedRows.allocate(room, self.words, grouped=True)
-            n = collect_group_rows(high, low, parts, self.slots.addresses, np.int64(self.words), out, begins)
+            n = collect_group_rows(*asked, parts, self.slots.addresses, np.int64(self.words), out, begins)
             if n <= room:
                 break
             room = n
@@ -106,9 +108,9 @@ class DifferenceArrangement(Arrangement):
 
     def sum_rows(self, high: Words, low: Words, more: Ints) -> Ints:
         """Return the multiplicities of rows by ascending identities.  O(rows runs log rows of a group) expected."""
-        parts, out = np.array(self.parts, np.int64).reshape(-1, 3), np.empty(high.size, np.int64)
-        sum_rows(high, low, to_identity_words(more), parts, self.slots.addresses, out)
-        return out
+        found, sums = self.find_group_rows(high, low, more), np.zeros(high.size, np.int64)
+        sums[np.diff(found.begins) > 0] = found.values
+        return sums
 
     def record_cancelled_reads(self, differences: int) -> None:
         """Record the number of cancelled differences that a read passed; see `Spine.record_cancelled_reads`."""

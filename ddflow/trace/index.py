@@ -100,14 +100,8 @@ class Index:
         """Bytes of the table, including free slots."""
         return int(self.table.nbytes)
 
-    def look_up_keys(
-        self, high: Words, low: Words, starts: Narrow, arena: Arena | None = None, order: Ints | None = None
-    ) -> Prior:
-        """Look up the keys that begin at the positions ``starts`` of the sorted identities.  O(keys) expected.
-
-        ``order``: the identity words beyond two, always None for this class.
-        """
-        del order
+    def look_up_keys(self, high: Words, low: Words, starts: Narrow, arena: Arena | None = None) -> Prior:
+        """Look up the keys that begin at the positions ``starts`` of the sorted identities.  O(keys) expected."""
         n, arena = starts.size, arena or Arena()
         empty = arena.choose_allocator(n)
         prior = Prior(empty(n, np.int64), empty(n, np.int64), empty(n, np.uint64), empty((n, self.words), np.int64))
@@ -194,15 +188,13 @@ class Index:
         self.parted = self.parted + gone if end else 0
         self.built += 1
 
-    def find_entry_places(
-        self, high: Words, low: Words, starts: Narrow, references: Ints, groups: Ints, order: Ints | None = None
-    ) -> Ints:
+    def find_entry_places(self, high: Words, low: Words, starts: Narrow, references: Ints, groups: Ints) -> Ints:
         """Find the places of the entries that point at ``references``, as int64[m].
 
         If no entry points at a reference, the place is -1. ``references``: int64[m], without flags. ``groups``:
         int64[m], the key of each reference, as a position in ``starts``.
         """
-        prior = self.look_up_keys(high, low, starts, order=order)
+        prior = self.look_up_keys(high, low, starts)
         now = (prior.reference & ~(OCCUPIED | LIVE))[groups]
         there = (now == references) & (prior.reference[groups] != 0)
         return np.where(there, prior.place[groups], -1)

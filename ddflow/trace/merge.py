@@ -19,7 +19,7 @@ import numpy as np
 
 from ddflow.columns.hashing import NONE, Flags, Ints, Words
 from ddflow.columns.rows import Rows, gather_buffers
-from ddflow.columns.sorting import sort_by_identity, sort_by_words
+from ddflow.columns.sorting import sort_by_identity
 from ddflow.errors import CorruptState
 from ddflow.kernels.differences import SummedRows, merge_differences
 from ddflow.kernels.merge import prune_versions
@@ -69,13 +69,12 @@ class PickedVersions(NamedTuple):
     live: Flags
     value: Words
     order: Ints
-    ordered: bool = False
     summed: bool = False
 
     @property
     def extra_identity_words(self) -> Ints | None:
         """The identity words after the second word. The value is None if identities have at most two words."""
-        return self.order if self.ordered else None
+        return self.order if self.summed else None
 
     @property
     def first_of_keys(self) -> Any:
@@ -108,7 +107,6 @@ class PickedVersions(NamedTuple):
             self.live[rows],
             value,
             self.order[rows],
-            self.ordered,
             self.summed,
         )
 
@@ -121,7 +119,7 @@ class PickedVersions(NamedTuple):
         rows = Rows.from_columns(gather_buffers(pool, self.references, pool.schema), pool.shape, self.references.size)
         value = self.value if values or slots.summed else NONE
         columns = self.high, self.low, self.time, self.live, value, self.order
-        return Batch(*columns, rows, ordered=self.ordered, summed=slots.summed)
+        return Batch(*columns, rows, summed=slots.summed)
 
 
 def pick_versions_by_index(
@@ -138,7 +136,7 @@ def pick_versions_by_index(
     m = references.size
     live = (references & LIVE != 0).astype(np.uint8) if deletions else repeat_value(1, m, np.uint8)
     columns = high, low, repeat_value(time, m, np.int64), live, value, order
-    return PickedVersions(references & (LIVE - 1), places, *columns, slots.ordered)
+    return PickedVersions(references & (LIVE - 1), places, *columns)
 
 
 def pick_versions_by_sorting(
@@ -163,11 +161,7 @@ def pick_versions_by_sorting(
     def join_column(name: str) -> Any:
         return np.concatenate([getattr(batch, name)[part.begin : part.end] for batch, part in cuts])
 
-    order = join_column("order")
-    if slots.ordered:
-        by = sort_by_words(join_column("high"), join_column("low"), order)
-    else:
-        by = sort_by_identity(join_column("high"), join_column("low") if cuts[0][0].low.size else NONE)
+    by = sort_by_identity(join_column("high"), join_column("low") if cuts[0][0].low.size else NONE)
     times, live = join_column("time"), join_column("live")
     kept, groups = np.empty(times.size, np.int64), np.empty(times.size, np.int64)
     n = prune_versions(by.permutation, by.starts, times, live, np.int64(since), droppable, kept, groups)
@@ -183,13 +177,12 @@ def pick_versions_by_sorting(
     low = by.low.take(kept) if by.low.size else NONE
     value, places = NONE, np.full(n, -1)
     if index is not None:
-        more = order.take(by.permutation, axis=0) if slots.ordered else None
-        places = index.find_entry_places(by.high, by.low, by.starts[:-1], references, groups, more)
+        places = index.find_entry_places(by.high, by.low, by.starts[:-1], references, groups)
         value = np.where(places >= 0, index.read_entries(np.maximum(places, 0))[2], np.uint64(0))
     elif all(batch.value.size for batch, _ in cuts):
         value = join_column("value").take(rows)
-    columns = by.high.take(kept), low, times.take(rows), live.take(rows), value, order[rows]
-    return PickedVersions(references, places, *columns, slots.ordered)
+    columns = by.high.take(kept), low, times.take(rows), live.take(rows), value, join_column("order")[rows]
+    return PickedVersions(references, places, *columns)
 
 
 def sum_differences(slots: BatchSlots, parts: list[BatchRange], since: int) -> PickedVersions:
@@ -206,7 +199,7 @@ def sum_differences(slots: BatchSlots, parts: list[BatchRange], since: int) -> P
     if n and time[0] == time[-1] and (time == time[0]).all():
         time = repeat_value(int(time[0]), n, np.int64)
     columns = out.high[:n], out.low[:n], time, live, out.diff[:n].view(np.uint64), out.more[:n].view(np.int64)
-    return PickedVersions(out.reference[:n], places, *columns, ordered=True, summed=True)
+    return PickedVersions(out.reference[:n], places, *columns, summed=True)
 
 
 def mark_useless_deletions(picked: PickedVersions, since: int, lapse: TombstoneExpiry) -> Any:

@@ -24,8 +24,7 @@ from ddflow.columns.hashing import NONE, Ints, Narrow, Words, view_values
 from ddflow.columns.rows import Rows
 from ddflow.errors import CorruptState
 from ddflow.kernels.bloom import BLOCK, add_identities, count_blocks, find_possible_groups
-from ddflow.kernels.ordered_tree import IdentityAddresses
-from ddflow.kernels.search import search_batch, search_row_ranges
+from ddflow.kernels.search import search_batch
 from ddflow.storage.closing import undo_on_failure
 from ddflow.storage.fields import Instant, StrictRecord
 from ddflow.storage.files.batch_store import BatchStore, StoredBatch
@@ -44,7 +43,7 @@ MADE: Final = ("high", "low", "value")
 Made = Callable[[pa.Table | pa.RecordBatch], tuple[Words, Words, Words] | tuple[Words, Words, Words, Ints]]
 """A function that computes identities (high, low) and value hashes of rows.
 
-For ordered arrangements, the function returns the identity words beyond two as a further result. The results for
+For differences, the function returns the identity words beyond two as a further result. The results for
 deletions are not used.
 """
 MOST_WORDS: Final = 1 << 10
@@ -223,22 +222,18 @@ def add_bloom_filter(columns: StoredBatch, layout: FileLayout, batch_store: Batc
 
 
 def find_groups_in_batch(
-    batch: Batch, begin: int, high: Words, low: Words, starts: Narrow, wanted: Ints, order: Ints | None = None
+    batch: Batch, begin: int, high: Words, low: Words, starts: Narrow, wanted: Ints
 ) -> tuple[Ints, Ints]:
     """Find the ``wanted`` groups that have versions in a spilled batch, and the last row of each found group.
 
     Rows before ``begin`` are ignored. ``high``, ``low``, ``starts``: sorted identities, and the positions where groups
-    begin. ``order``: the identity words beyond two. ``wanted``: int64[m], ascending numbers of groups within the
-    batch's range. Returns the groups and the rows, both as int64[found]. O(m) expected; O(m log n) with ``order``.
+    begin. ``wanted``: int64[m], ascending numbers of groups within the batch's range. Returns the groups and the
+    rows, both as int64[found]. O(m) expected.
     """
     bloom = batch.mapped.bloom
     maybe = np.empty(wanted.size, np.int64)
     n = find_possible_groups(high, low, starts, wanted, bloom.base, bloom.shift, bloom.words, maybe)
     maybe = maybe[:n]
-    if order is not None:
-        first, last = find_identity_ranges(batch, begin, high, low, order, starts.take(maybe).astype(np.int64))
-        there = last > first
-        return maybe[there], last[there] - 1
     row = np.empty(n, np.int64)
     second = np.uint64(batch.low.ctypes.data if low.size else 0)
     search_batch(
@@ -246,23 +241,3 @@ def find_groups_in_batch(
     )
     there = row >= 0
     return maybe[there], row[there]
-
-
-def find_identity_ranges(
-    batch: Batch, begin: int, high: Words, low: Words, order: Ints | None, keys: Ints | None = None
-) -> tuple[Ints, Ints]:
-    """Find the row ranges of some identities or prefixes in a batch. Rows before ``begin`` are ignored. O(m log n).
-
-    ``keys``: the positions of the identities to search, or None for all. Returns the arrays first and last, both
-    int64[m], of the ranges [first, last).
-    """
-    keys = np.arange(high.size) if keys is None else keys
-    more = np.empty((high.size, 0), np.int64) if order is None else np.ascontiguousarray(order)
-    theirs = np.ascontiguousarray(batch.order)
-    first, last = np.empty(keys.size, np.int64), np.empty(keys.size, np.int64)
-    sought, rows = (
-        IdentityAddresses.from_arrays(high, low, more),
-        IdentityAddresses.from_arrays(batch.high, batch.low, theirs),
-    )
-    search_row_ranges(sought, keys, rows, np.int64(begin), np.int64(len(batch)), first, last)
-    return first, last

@@ -7,16 +7,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from ddflow.kernels.differences import (
-    SummedRows,
-    collect_group_rows,
-    merge_differences,
-    net_differences,
-    sum_rows,
-)
+from ddflow.kernels.differences import SummedRows, collect_group_rows, merge_differences, net_differences
 from ddflow.kernels.top import FoundRows, StepUpdates, StoredGroups, collect_first_rows, find_group_ranges
 
 WORDS = 2
+NONE = np.empty((0, 0), np.uint64)
 NEAR = st.integers(0, 3)
 FAR = st.sampled_from([0, 1, 2**31, 2**62, 2**63, 2**64 - 1])
 ROW = st.tuples(FAR | NEAR, NEAR, NEAR, NEAR, st.integers(0, 4), st.sampled_from([-2, -1, 1, 3]))
@@ -58,16 +53,24 @@ def test_a_merge_adds_up_the_diffs_of_equal_rows(runs: list[list[Any]], since: i
     assert [tuple(map(int, row)) for row in rows] == add_up(runs, since, one_time)
 
 
-@given(st.lists(st.lists(ROW, max_size=12), max_size=5), st.sets(st.tuples(FAR | NEAR, NEAR), max_size=8))
+@given(
+    st.lists(st.lists(ROW, max_size=12), max_size=5),
+    st.sets(st.tuples(FAR | NEAR, NEAR, NEAR, NEAR), max_size=12),
+    st.integers(2, 4),
+)
 @settings(deadline=None)
-def test_the_rows_of_groups_are_the_rows_of_all_runs(runs: list[list[Any]], groups: set[tuple[int, int]]) -> None:
+def test_the_rows_of_groups_are_the_rows_of_all_runs(
+    runs: list[list[Any]], groups: set[tuple[int, ...]], words: int
+) -> None:
+    """The groups have the first two words of identities in common, or more words."""
     parts, batches, kept = lay_out(runs, one_time=False)
-    wanted = sorted(groups)
+    wanted = sorted({group[:words] for group in groups})
     high, low = (np.array([group[i] for group in wanted], np.uint64) for i in (0, 1))
+    beyond = np.array([group[2:] for group in wanted], np.uint64).reshape(len(wanted), words - 2)
     out, begins = SummedRows.allocate(60, WORDS, grouped=True), np.empty(len(wanted) + 1, np.int64)
-    n = collect_group_rows(high, low, parts, batches, np.int64(WORDS), out, begins)
+    n = collect_group_rows(high, low, beyond, parts, batches, np.int64(WORDS), out, begins)
     every = add_up(runs, 10, one_time=False)
-    expected = [row for group in wanted for row in every if row[:2] == group]
+    expected = [row for group in wanted for row in every if row[:words] == group]
     found = zip(np.repeat(high, np.diff(begins)), np.repeat(low, np.diff(begins)), *out.more[:n].T, strict=True)
     assert [tuple(map(int, row)) for row in found] == [row[:4] for row in expected] and (kept or not n)
     assert out.diff[:n].tolist() == [row[-1] for row in expected]
@@ -92,7 +95,7 @@ def test_a_search_finds_each_group_of_a_large_run(spread: int, asked: int) -> No
     out, begins = SummedRows.allocate(high.size, 1, grouped=True), np.empty(words.size + 1, np.int64)
     parts = np.array([[0, 0, high.size]])
     collect_group_rows(
-        words, np.zeros(words.size, np.uint64), parts, np.array([batch], np.uint64), np.int64(1), out, begins
+        words, np.zeros(words.size, np.uint64), NONE, parts, np.array([batch], np.uint64), np.int64(1), out, begins
     )
     there = np.isin(words, high)
     assert np.diff(begins).tolist() == there.astype(int).tolist()
@@ -103,7 +106,7 @@ def test_output_without_room_is_counted() -> None:
     parts, batches, kept = lay_out([[(5, 0, 1, 0, 3, 1), (5, 0, 2, 0, 3, 1)]], one_time=False)
     begins, one = np.empty(2, np.int64), np.array([5], np.uint64)
     out = SummedRows.allocate(1, WORDS, grouped=True)
-    found = collect_group_rows(one, np.zeros(1, np.uint64), parts, batches, np.int64(WORDS), out, begins)
+    found = collect_group_rows(one, np.zeros(1, np.uint64), NONE, parts, batches, np.int64(WORDS), out, begins)
     assert (found, out.more[0].tolist(), len(kept)) == (2, [1, 0], 5)
 
 
@@ -119,17 +122,6 @@ def test_net_differences_are_the_sums_of_equal_rows_and_times(run: list[Any]) ->
     found = zip(out.high[:n], out.low[:n], *out.more[:n].T, out.time[:n], out.diff[:n], strict=True)
     assert [tuple(map(int, row)) for row in found] == add_up([run], -1, one_time=False)
     assert [rows[at][:5] for at in out.reference[:n]] == [row[:5] for row in add_up([run], -1, one_time=False)]
-
-
-@given(st.lists(st.lists(ROW, max_size=30), max_size=5), st.sets(st.tuples(FAR | NEAR, NEAR, NEAR, NEAR), max_size=20))
-@settings(deadline=None)
-def test_the_sum_of_a_row_is_that_of_all_runs(runs: list[list[Any]], asked: set[tuple[int, ...]]) -> None:
-    parts, batches, kept = lay_out(runs, one_time=False)
-    wanted, sums = sorted(asked), np.empty(len(asked), np.int64)
-    columns = [np.array([row[i] for row in wanted], np.uint64) for i in range(4)]
-    sum_rows(columns[0], columns[1], np.stack(columns[2:], axis=1), parts, batches, sums)
-    every = {row[:4]: row[-1] for row in add_up(runs, 10, one_time=False)}
-    assert sums.tolist() == [every.get(row, 0) for row in wanted] and len(kept) == 5 * len(runs)
 
 
 @given(
@@ -154,7 +146,8 @@ def test_the_first_rows_of_groups_are_enough_at_each_time(
     ranges = np.empty((len(groups), 2 * parts.shape[0]), np.int64)
     find_group_ranges(step, parts, batches, ranges)
     ints = [np.empty(size, np.int64) for size in (80, 80, len(groups) + 1, len(updates), len(updates), 1)]
-    out = FoundRows(ints[0], ints[1], np.empty(80, np.uint8), *ints[2:])
+    content = np.empty(80, np.uint64)
+    out = FoundRows(ints[0], ints[1], np.empty(80, np.uint8), *ints[2:-1], content, ints[-1])
     stored = StoredGroups(parts[:, 0].copy(), ranges, batches)
     n = collect_first_rows(step, stored, np.int64(most), places, np.int64(tied), back, out)
     held, at = {row[:4]: row[-1] for row in add_up(runs, 10, one_time=False)}, 0
@@ -177,6 +170,7 @@ def test_the_first_rows_of_groups_are_enough_at_each_time(
                 assert not (out.place[[i for i, each in enumerate(updates) if each[:4] == row]] >= 0).any()
             elif total or after:
                 assert (out.held[at], out.ties[at]) == (total, tie)
+                assert tied == WORDS or out.content[at] == row[2 + tied]
                 its = [i for i, each in enumerate(updates) if each[:4] == row and out.place[i] == at]
                 assert {int(ranks[i]): int(out.now[i]) for i in its} == after
                 reference = int(out.reference[at])

@@ -19,26 +19,15 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from chance import long_test, mid_test
-from msgspec.json import Decoder
 from terminals import on_a_terminal
 from test_cli import DDFLOW
 
 import ddflow as dd
-from ddflow.columns.hashing import NONE
-from ddflow.columns.rows import Rows
-from ddflow.columns.sorting import sort_by_words
 from ddflow.columns.threads import WAKING
 from ddflow.dataflow.budget import LEAST
 from ddflow.dataflow.spill import spill_to_fit_budget
 from ddflow.operators.upsert.resolution import EMITTED
-from ddflow.storage.fields import decode_record, encode_record
-from ddflow.storage.files.batch_store import BatchStore
 from ddflow.storage.memory import MemoryStore
-from ddflow.trace.arrangement import Arrangement
-from ddflow.trace.batch import ArrangementChange, Batch
-from ddflow.trace.checkpoint import checkpoint_arrangement, restore_arrangement
-from ddflow.trace.group_rows import find_group_rows
-from ddflow.trace.records import ArrangementRecord
 
 pytestmark = pytest.mark.together("warmup")  # one process compiles for all of these
 
@@ -374,25 +363,8 @@ def _run_aggregates() -> None:
 
 
 def _run_ordered() -> None:
-    """Write, look up, delete and restore rows by group in an order, in memory and on disk."""
-    schema, batch_store = pa.schema({"n": pa.int64()}), BatchStore(MemoryStore())
-    arranged = Arrangement(schema, True, 1, ordered=True)
-    arranged.slots.lasting = True
-    for time, live in ((0, 1), (1, 1), (2, 0)):
-        n = np.arange(40 * (time + 1))
-        by = sort_by_words((n // 4).astype(np.uint64), n.astype(np.uint64), n[:, None].copy())
-        order = n[:, None].take(by.permutation, axis=0)
-        prior = arranged.look_up_keys(by.high, by.low, by.starts[:-1], order=order)
-        rows = Rows(pa.table({"n": n}).combine_chunks())
-        lives, times, counts = np.full(n.size, live, np.uint8), np.full(n.size, time), np.ones(n.size, np.uint64)
-        batch = Batch(by.high, by.low, times, lives, NONE, order, rows)
-        arranged.apply_changes(
-            [ArrangementChange(batch, counts, n, prior.place, arranged.index.built, 0, 0)], time + 1, time
-        )
-        find_group_rows(arranged, by.high[:1], by.low[:1])
-        if time == 1:
-            arranged.spill(batch_store, 0)
-    arranged.index.remove_entries(0, 4, np.ones(8, np.uint8))
+    """Run operators that keep rows by group."""
+    schema = pa.schema({"n": pa.int64()})
     flow = dd.Flow()
     few, names = flow.updates("rows", schema), flow.upserts("names", {"n": int, "name": str}, dd.Upsert("n"))
     flow.output("named", few.lookup(names, "n"))
@@ -401,8 +373,3 @@ def _run_ordered() -> None:
     flow.output("versions", few.versions([], "n"))
     with flow.open() as engine:
         engine.step({"rows": {"n": [2, 1]}, "names": {"n": [1], "name": ["one"]}}, 0)
-    record = decode_record(
-        Decoder(ArrangementRecord), encode_record(checkpoint_arrangement(arranged, batch_store)), "a warm-up"
-    )
-    again = Arrangement(schema, True, 1, ordered=True)
-    restore_arrangement(again, record, "a warm-up", batch_store, indexed=True, made=lambda rows: (NONE, NONE, NONE))
