@@ -23,7 +23,7 @@ from time import monotonic, perf_counter
 from typing import Any, Final
 
 from ddflow.columns.hashing import RowHasher
-from ddflow.connectors.error_location import format_file_names, is_path
+from ddflow.connectors.error_location import format_file_names
 from ddflow.dataflow.admission import InputValidator, Look
 from ddflow.dataflow.call_guard import WHY, CallGuard
 from ddflow.dataflow.dataflow import NO_LOOKS, Dataflow
@@ -259,10 +259,13 @@ class EngineCalls:
         time = None if dataflow.holds_back else asked.time
         if durable is None or asked.kind == "advance_to":
             return dataflow.ingest_inputs(inputs, time, looks)
-        digests = {name: RowsDigest(dataflow.secret, self.hashes[name]) for name in inputs}
-        seen = {name: (*looks.get(name, ()), digest.update) for name, digest in digests.items()}
+        digests, seen, paths = dict[str, RowsDigest](), dict[str, Sequence[Look]](), self.files
+        for name, given in inputs.items():
+            digests[name] = digest = RowsDigest(dataflow.secret, self.hashes[name])
+            seen[name] = (*looks.get(name, ()), digest.update)
+            if not self.files and isinstance(given, str | os.PathLike):
+                paths = [*paths, os.fspath(given)]
         inflows = dataflow.ingest_inputs(inputs, time, seen)
-        paths = self.files or [os.fspath(each) for each in inputs.values() if is_path(each)]
         durable.came = asked, digests
         durable.origin = ""
         if paths:
@@ -295,12 +298,13 @@ class EngineCalls:
                 "flush", "this engine's state is in memory", "open the flow with a state: flow.open('state/orders')"
             )
         try:
-            with self.dataflow.guard.commit:
-                self.durable.commit(self.dataflow)
-        finally:
-            failed = self.dataflow.guard.state != "open"
-            self.timer.wake_waiters(self.timer.epoch if failed else self.epoch, ended=failed)
-        return self.epoch
+            epoch = self.durable.commit(self.dataflow)
+        except BaseException as error:
+            self.dataflow.guard.state, self.dataflow.guard.failure = "failed", error
+            self.timer.wake_waiters(self.timer.epoch, ended=True)
+            raise
+        self.timer.wake_waiters(epoch)
+        return epoch
 
     def commit_waiting_calls(self, asked: str) -> None:
         """Commit the calls that were recorded but not yet committed.
@@ -341,7 +345,7 @@ class EngineCalls:
     ) -> Step:
         """Record a call. Commit the call if a commit is due. ``taken``: the ingested rows of the call, by input."""
         began, dataflow = perf_counter(), self.dataflow
-        epoch = 1 if self.durable is None else self.durable.log.epoch + 1
+        epoch = 1 if self.durable is None else self.durable.log.manifest_log.manifest.epoch + 1
         if taken:
             dataflow.fed = record_feed_call(dataflow.fed, taken, way, epoch)
         if self.durable is not None:

@@ -418,7 +418,7 @@ def find_max_times_and_orders(dataflow: Dataflow) -> tuple[dict[str, int], dict[
     O(inputs). An inventory has these values for a single partition. A state with several partitions needs the values
     over all its partitions.
     """
-    times = {name: each.greatest for name, each in dataflow.admissions.items() if dataflow.flow.holds_back}
+    times = {name: each.greatest for name, each in dataflow.admissions.items() if dataflow.holds_back}
     expiring = {name: each.expiring for name, each in dataflow.graph.inputs.items() if each.expiring is not None}
     orders = {name: greatest for name, each in expiring.items() if (greatest := each.horizons.greatest) is not None}
     return times, orders

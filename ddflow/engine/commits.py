@@ -340,17 +340,18 @@ class EpochCommitter:
 
         Raises `Fenced`, `StorageFull`, `StorageFailed`, `OutcomeUnknown`.
         """
+        number = self.log.manifest_log.manifest.epoch
         if not self.calls:
-            return self.log.epoch
+            return number
         if len(self.calls) > 1:  # so that the versions of all calls are written as one file
             for each in dataflow.graph.arrangements.values():
                 each.spine.merge_unwritten_runs(each.slots, each.merged_index, each.since, each.latest <= each.since)
-        epoch = Epoch(self.log.epoch + 1, tuple(self.calls), None)
+        epoch = Epoch(number + 1, tuple(self.calls), None)
         note = f"commit of {', '.join(sorted({call.kind for call in self.calls}))}"
         self.publish_version(dataflow, self.log.add_receipt(epoch), note)
         self.calls = []
         self.log.finish_epoch()
-        return self.log.epoch
+        return number + 1
 
     def publish_version(self, dataflow: Dataflow, receipts: tuple[Epoch, ...], note: str) -> None:
         """Write all state that no file contains yet, and publish the next version. Raises the errors of `commit`."""

@@ -395,7 +395,7 @@ class LiveFiles:
 
     >>> from ddflow.storage.memory import MemoryStore
     >>> store = MemoryStore()
-    >>> blob = store.put("json", lambda sink: sink.write(b'{"rows": ["00ff00ff00ff00ff-1.arrow", 4, "..."]}'))
+    >>> blob = store.put("json", b'{"rows": ["00ff00ff00ff00ff-1.arrow", 4, "..."]}')
     >>> live = LiveFiles.load(store, (blob,), stages=2, partitions=1)
     >>> live.whole, live.file_names() == {blob.name, "00ff00ff00ff00ff-1.arrow"}
     (True, True)

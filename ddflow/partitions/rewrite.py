@@ -280,7 +280,7 @@ class Rewrite:
 
     def _write_inventory(self, inventory: Inventory) -> Blob:
         data = encode_record(inventory)
-        self.written.append(self.store.put("json", lambda sink: sink.write(data)))
+        self.written.append(self.store.put("json", data))
         return self.written[-1]
 
     def delete_written_files(self) -> None:

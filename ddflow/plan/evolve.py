@@ -430,7 +430,7 @@ def retain_past_columns(
     """
     if before is not None and [each.epoch for each in known[-1:]] != [last]:
         known = (*known, record_past_columns(before, last))
-    return tuple(each for each in known if oldest is not None and oldest <= each.epoch)
+    return tuple(each for each in known if oldest is not None and oldest <= each.epoch) if known else known
 
 
 def find_past_schemas(past: Iterable[PastSchemas], epoch: int) -> PastSchemas | None:

@@ -103,7 +103,7 @@ class Backlog:
         return kept
 
     def _write_part(self, content: tuple[Any, ...], first: int, last: int, level: int) -> BacklogFile:
-        file = self.store.put("json", lambda sink: sink.write(encode_record(content)))
+        file = self.store.put("json", encode_record(content))
         self._cache_content(file.name, content)
         return BacklogFile(file, first, last, level)
 

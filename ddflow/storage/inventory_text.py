@@ -30,7 +30,7 @@ _BLOB_TEXT: Final = re.compile(
 
 def find_file_names(inventory: Any) -> set[str]:
     """Return the names of all files that an inventory names. O(bytes)."""
-    return {name.decode() for name in _NAME.findall(inventory)}
+    return set(map(bytes.decode, _NAME.findall(inventory)))
 
 
 def find_files(inventory: Any) -> list[Blob]:
@@ -168,6 +168,8 @@ class InventorySectionWriter:
 
     def __init__(self, store: BlobStore) -> None:
         self.store, self.blobs, self.names = store, list[Blob](), set[str]()
+        self._lines: dict[bytes, set[str]] = {}
+        """The file names in each line of the last text, if the text has no sections."""
         self._seen: dict[bytes, set[str]] = {}
         """The file names in each piece of the last text, by the digest of the piece.
 
@@ -188,12 +190,16 @@ class InventorySectionWriter:
         return self._write_text(self._replace_with_sections(data, FRESH))
 
     def _write_text(self, text: bytes) -> Blob:
-        return self.store.put("json", lambda sink: sink.write(text))
+        return self.store.put("json", text)
 
     def _replace_with_sections(self, data: bytes, fresh: int) -> bytes:
         """Replace pieces of a text by lines that name sections. At most ``fresh`` sections are new."""
         if data.count(_FILE) < INLINE:
-            self.blobs, self.names, self._seen = [], find_file_names(data), {}
+            lines_before, self._lines = self._lines, {}
+            for line in data.split(_FILE):
+                found = lines_before.get(line)
+                self._lines[line] = set(map(bytes.decode, _NAME.findall(line))) if found is None else found
+            self.blobs, self.names, self._seen = [], set().union(*self._lines.values()), {}
             return data
         known, kept, seen = {each.digest: each for each in self.blobs}, list[Blob](), dict[bytes, set[str]]()
         first, *rest = data.split(_FILE)

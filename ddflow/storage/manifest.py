@@ -21,6 +21,7 @@ from typing import Annotated, Any, Final
 import xxhash
 from msgspec import Meta
 from msgspec.json import Decoder
+from msgspec.structs import replace
 
 from ddflow.aside import run_on_new_stack
 from ddflow.errors import CommandFix, CorruptState, ErrorText, StateRefused, shorten
@@ -153,18 +154,23 @@ class Manifest(StrictRecord, frozen=True, kw_only=True):
         """The number of the first epoch with a receipt, or None without receipts."""
         return self.backlog[0].first if self.backlog else self.receipts[0].epoch if self.receipts else None
 
-    def encode(self) -> bytes:
+    def encode(self, before: Manifest | None = None) -> bytes:
         """Encode the manifest as a header and a body. O(bytes).
 
         The header is one line, ``ddflow manifest <format> <length of body> <xxh3-128 of body, with the format as its
-        seed>``. The body is compact JSON. Raises `StateRefused` for a manifest that `decode` would refuse or decode
-        differently.
+        seed>``. The body is compact JSON. ``before``: a manifest that was encoded or decoded. Its plan and its receipts
+        are not checked again. Raises `StateRefused` for a manifest that `decode` would refuse or decode differently.
         """
         asked = f"write manifest {self.number}"
         try:
-            body = encode_record(self)
+            body, new = encode_record(self), self
+            if before is not None:
+                checked, at = {*map(id, before.receipts)}, 0
+                while at < len(self.receipts) and id(self.receipts[at]) in checked:
+                    at += 1
+                new = replace(self, plan={} if self.plan is before.plan else self.plan, receipts=self.receipts[at:])
             # Fields are checked only when a manifest is decoded, not when it is built. NaN would be decoded as null.
-            if _decode_body(body) != self:
+            if _decode_body(body if new is self else encode_record(new), self) != new:
                 raise ValueError("its plan has a value that JSON cannot hold")
         except REFUSALS as error:
             raise _unreadable_error(asked, shorten(str(error))) from None
@@ -269,9 +275,13 @@ def _compute_checksum(body: bytes, format_: int) -> str:
     return xxhash.xxh3_128_hexdigest(body, format_)
 
 
-def _decode_body(body: bytes) -> Manifest:
-    """Decode and check the body of a manifest. Raises one of `REFUSALS`."""
-    manifest = _DECODER.decode(body)
+def _decode_body(body: bytes, whole: Manifest | None = None) -> Manifest:
+    """Decode and check the body of a manifest. Raises one of `REFUSALS`.
+
+    ``whole``: the complete manifest, if the body lacks receipts or the plan. Its epochs are checked.
+    """
+    decoded = _DECODER.decode(body)
+    manifest = decoded if whole is None else whole
     check_epoch_sequence(manifest.backlog)
     first = manifest.receipts[0].epoch if manifest.receipts else None
     if manifest.backlog and manifest.backlog[-1].last + 1 != first:
@@ -283,8 +293,7 @@ def _decode_body(body: bytes) -> Manifest:
         if not last < receipt.epoch <= manifest.epoch:
             raise ValueError(f"the epochs of its {len(manifest.receipts)} receipts do not ascend to {manifest.epoch}")
         last = receipt.epoch
-    refuse_duplicate_files([call.outputs for receipt in manifest.receipts for call in receipt.calls])
-    until = [each.epoch for each in manifest.past]
+    until = [each.epoch for each in manifest.past] if manifest.past else []
     if until != sorted(set(until)) or until[-1:] > [manifest.epoch]:
         raise ValueError(f"the epochs {until} of its past columns do not ascend to {manifest.epoch}")
     for fed in manifest.fed.values():
@@ -292,8 +301,10 @@ def _decode_body(body: bytes) -> Manifest:
     for name, sink in manifest.sinks.items():
         if sink.epoch > manifest.epoch:
             raise ValueError(f"the sink {name} has acknowledged epoch {sink.epoch}, which is later than the manifest")
+    manifest = decoded
+    refuse_duplicate_files([call.outputs for receipt in manifest.receipts for call in receipt.calls])
     inventories = manifest.inventories
-    if len({blob.name for blob in inventories}) < len(inventories):
+    if len(inventories) > 1 and len({blob.name for blob in inventories}) < len(inventories):
         raise ValueError("two of its inventories are the same file")
     if len(inventories) % manifest.partitions:
         raise ValueError(
@@ -301,7 +312,7 @@ def _decode_body(body: bytes) -> Manifest:
         )
     if max(manifest.secret) >= 1 << 64:
         raise ValueError("its secret is not two words of 64 bits")
-    if _is_plan_too_deep(manifest.plan):
+    if manifest.plan and _is_plan_too_deep(manifest.plan):
         raise ValueError(f"its plan is nested deeper than {DEPTH} levels")
     for name, source in manifest.sources.items():
         if _is_plan_too_deep({"position": source.position}):

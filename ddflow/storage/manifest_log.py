@@ -16,6 +16,7 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from operator import itemgetter
 from threading import Thread
 from time import monotonic, time
 from typing import Any, Final, NamedTuple, Self
@@ -59,7 +60,7 @@ class ManifestLog:
     >>> from ddflow.storage.memory import MemoryStore
     >>> store = MemoryStore()
     >>> manifest_log = ManifestLog.create(store, {}, "0" * 32, Secret(1, 2))
-    >>> part = store.put("json", lambda sink: sink.write(b"{}"))
+    >>> part = store.put("json", b"{}")
     >>> manifest_log.commit(manifest_log.manifest, (part,), set(), note="an example").epoch
     0
     >>> ManifestLog(store, load_newest_manifest(store), set()).number, manifest_log.number
@@ -133,7 +134,7 @@ class ManifestLog:
 
     def check_still_newest(self) -> None:
         """Raise `Fenced` if another writer has committed since this writer's last commit. O(manifests)."""
-        if self.store.is_published(self.number + 1):
+        if self.store.is_published(self.manifest.number + 1):
             raise self._fenced_error()
 
     def commit(self, manifest: Manifest, inventories: tuple[Blob, ...], names: set[str], note: str) -> Manifest:
@@ -143,11 +144,11 @@ class ManifestLog:
         errors of `Store.fsync_blob_names` and `Store.publish`. If this method raises `OutcomeUnknown`, the commit may
         have happened.
         """
-        names = names | {blob.name for blob in inventories}
+        names = names.union(map(itemgetter(0), inventories))
         self.store.fsync_blob_names()
         new = replace(
             manifest,
-            number=self.number + 1,
+            number=self.manifest.number + 1,
             nonce=self.store.nonce,
             written=int(time() * 1000),
             inventories=inventories,
@@ -155,10 +156,10 @@ class ManifestLog:
             previous=self.digest,
             receipts=self.add_digest_to_receipts(manifest.receipts),
         )
-        mine = publish_manifest(self.store, new)
+        mine = publish_manifest(self.store, new, self.manifest)
         if mine is None:
             raise self._fenced_error()
-        self._past.append(ReplacedManifest(self.number, self._since, self.names, self.manifest.backlog))
+        self._past.append(ReplacedManifest(self.manifest.number, self._since, self.names, self.manifest.backlog))
         self.manifest, self.names, self.digest, self._since = new, names, mine, monotonic()
         with suppress(DdflowError):  # the commit has happened, even if its mark fails
             self.store.mark_published(new.number)
@@ -202,7 +203,7 @@ class ManifestLog:
         at = len(self._past) - LATEST
         if at > 0 and self._past[at].since - self._past[at - 1].since < self.grace / LATEST:
             over.append(self._drop_manifest(at))
-        if sum(len(names) for _, names in over) <= apart:
+        if apart == math.inf or sum(len(names) for _, names in over) <= apart:
             self._delete_manifests(over)
         else:
             self._sweeping = Thread(target=self._delete_manifests, args=(over,), name="ddflow sweep", daemon=True)
@@ -250,20 +251,20 @@ def hash_manifest(data: bytes) -> str:
     return xxhash.xxh3_128_hexdigest(data)
 
 
-def publish_manifest(store: Store, new: Manifest) -> str | None:
+def publish_manifest(store: Store, new: Manifest, before: Manifest | None = None) -> str | None:
     """Publish a manifest under its number, and return its digest. Return None if another writer was first. O(bytes).
 
-    The caller must have synced all files that the manifest names. Raises the errors of `Store.publish`. If this
-    function raises `OutcomeUnknown`, the manifest may have been published.
+    ``before``: as for `Manifest.encode`. The caller must have synced all files that the manifest names. Raises the
+    errors of `Store.publish`. If this function raises `OutcomeUnknown`, the manifest may have been published.
     """
-    data = new.encode()
+    data = new.encode(before)
     if not store.publish(new.number, data):
         return None
     mine = hash_manifest(data)
     try:
         # The number may have become free again after later manifests were published. If the number became free again,
         # this manifest is void.
-        void = max(store.list_manifests(), default=-1) > new.number and not _has_successor(store, new.number, mine)
+        void = bool(store.list_manifests(new.number)) and not _has_successor(store, new.number, mine)
     except DdflowError as error:
         raise OutcomeUnknown(
             f"publish manifest {new.number}, in the state {store.where}",

@@ -10,7 +10,7 @@ the store.
 >>> other = one.reopen()
 >>> one.publish(0, b"by one"), other.publish(0, b"by the other"), other.read_manifest(0)
 (True, False, b'by one')
->>> one.map_blob(other.put("arrow", lambda sink: sink.write(b"four"))).to_pybytes()
+>>> one.map_blob(other.put("arrow", b"four")).to_pybytes()
 b'four'
 """
 
@@ -28,8 +28,8 @@ from ddflow.storage.folder.scratch import ScratchStore
 from ddflow.storage.protocol import (
     Blob,
     BlobEntry,
+    Content,
     Store,
-    Write,
     check_blob_name,
     check_length,
     missing_file_error,
@@ -57,12 +57,12 @@ class MemoryStore(Store):
         """Open the same state again, with another nonce. O(1)."""
         return MemoryStore(self.shared)
 
-    def put(self, ending: str, write: Write) -> Blob:
+    def put(self, ending: str, content: Content) -> Blob:
         """Write a new blob, as `BlobStore.put` does. O(bytes)."""
         name = check_blob_name(self._make_blob_name(ending))
         whole = io.BytesIO()
         sink = FileWriter(whole.write)
-        write(sink)
+        content(sink) if callable(content) else sink.write(content)
         sink.finish()
         self.shared.blobs[name] = whole.getvalue(), time.time()
         return Blob(name, sink.size, sink.state.digest())
@@ -93,9 +93,9 @@ class MemoryStore(Store):
         self._check_writable()
         self.shared.blobs.pop(name, None)
 
-    def list_manifests(self) -> list[int]:
-        """List the numbers of all manifests, ascending. O(manifests)."""
-        return sorted(self.shared.manifests)
+    def list_manifests(self, after: int = -1) -> list[int]:
+        """List the numbers of all manifests after ``after``, ascending. O(manifests)."""
+        return sorted(number for number in self.shared.manifests if number > after)
 
     def read_manifest(self, number: int) -> bytes:
         """Return the bytes of a manifest, as `Store.read_manifest` does. O(1)."""

@@ -64,8 +64,11 @@ class BlobEntry(NamedTuple):
     age: float
 
 
-Write = Callable[[Any], None]
-"""A function that writes a blob's bytes to a sink. A sink has ``write(buffer) -> int``, ``tell()`` and ``flush()``."""
+Content = Callable[[Any], None] | bytes | pa.Buffer
+"""The bytes of a blob, or a function that writes them to a sink.
+
+A sink has ``write(buffer) -> int``, ``tell()`` and ``flush()``.
+"""
 
 
 class BlobStore(ABC):
@@ -85,11 +88,11 @@ class BlobStore(ABC):
         self.where, self.nonce, self._numbers = where, os.urandom(8).hex(), itertools.count(first)
 
     @abstractmethod
-    def put(self, ending: str, write: Write) -> Blob:
+    def put(self, ending: str, content: Content) -> Blob:
         """Write a new blob. The bytes are hashed while they are written.
 
-        ``ending``: "arrow" or "json". ``write``: a function that writes the bytes. Raises `StorageFull` and the errors
-        of ``write``. After an error no file is left.
+        ``ending``: "arrow" or "json". Raises `StorageFull` and the errors of ``content``. After an error no file is
+        left.
         """
 
     @abstractmethod
@@ -161,8 +164,8 @@ class Store(BlobStore):
             self.delete(name)
 
     @abstractmethod
-    def list_manifests(self) -> list[int]:
-        """List the numbers of all manifests, ascending."""
+    def list_manifests(self, after: int = -1) -> list[int]:
+        """List the numbers of all manifests after the number ``after``, ascending."""
 
     def is_published(self, number: int) -> bool:
         """Return whether a manifest has this number."""

@@ -31,8 +31,8 @@ from ddflow.storage.protocol import (
     RESTORE,
     Blob,
     BlobEntry,
+    Content,
     Store,
-    Write,
     check_blob_name,
     missing_file_error,
     parse_manifest_numbers,
@@ -113,7 +113,7 @@ class BlobCache:
             self.commit_temporary_file(path, blob)
         return whole
 
-    def write_temporary_file(self, what: str, write: Write) -> tuple[str, FileWriter]:
+    def write_temporary_file(self, what: str, content: Content) -> tuple[str, FileWriter]:
         """Write a new file that only this user may read. Return its path and its `FileWriter`. O(bytes).
 
         The caller must call `commit_temporary_file` or `delete_temporary_file` on the path. ``what``: the operation,
@@ -121,7 +121,7 @@ class BlobCache:
         """
         self._create_folder()  # Create the folder again, because the user may have deleted the cache.
         path = os.path.join(self.path, f"{os.urandom(8).hex()}.part")
-        return path, self.site.write_file(path, what, write)
+        return path, self.site.write_file(path, what, content)
 
     def commit_temporary_file(self, path: str, blob: Blob) -> None:
         """Rename a temporary file that holds a blob to the name of the blob in the cache.
@@ -230,14 +230,14 @@ class S3Store(Store):
             self._bucket.prove_conditional_put("probes/put-if-absent")
         self.cache = cache if isinstance(cache, BlobCache) else BlobCache(cache)
 
-    def put(self, ending: str, write: Write) -> Blob:
+    def put(self, ending: str, content: Content) -> Blob:
         """Write a new blob, as `BlobStore.put` does: first to the disk of the cache, then to the bucket.
 
         O(bytes), with a few pieces in memory.
         """
         name = self._make_blob_name(ending)
         what = f"write the file {name} of {self.where}"
-        path, sink = self.cache.write_temporary_file(what, write)
+        path, sink = self.cache.write_temporary_file(what, content)
         with undo_on_failure(self.cache.delete_temporary_file, path):
             blob = Blob(name, sink.size, sink.state.digest())
             with self.cache.site.translate_disk_errors(what):
@@ -297,12 +297,12 @@ class S3Store(Store):
         self._check_writable()
         self._bucket.delete_many([_blob_key(name) for name in names])
 
-    def list_manifests(self) -> list[int]:
-        """List the numbers of all manifests, as `Store.list_manifests` does.
+    def list_manifests(self, after: int = -1) -> list[int]:
+        """List the numbers of all manifests after ``after``, as `Store.list_manifests` does.
 
         O(manifests), with one request for each 1,000 manifests.
         """
-        return self._list_numbers("manifests")
+        return [number for number in self._list_numbers("manifests") if number > after]
 
     def is_published(self, number: int) -> bool:
         """Return whether a manifest has this number. Sends one request."""

@@ -267,7 +267,7 @@ def _compute_digest(store: Store, number: int) -> str:
 
 def _copy_blob(store: Store, blob: Blob) -> Blob:
     whole = store.map_blob(blob)
-    return store.put(blob.name.rpartition(".")[2], lambda sink: sink.write(whole))
+    return store.put(blob.name.rpartition(".")[2], whole)
 
 
 def _rewrite_inventory(store: Store, part: Blob, made: dict[str, Blob]) -> Blob:
@@ -276,7 +276,7 @@ def _rewrite_inventory(store: Store, part: Blob, made: dict[str, Blob]) -> Blob:
     Later commits split the inventory into several files again.
     """
     data = rename_files(read_inventory_text(store, part).data, made)
-    return store.put("json", lambda sink: sink.write(data))
+    return store.put("json", data)
 
 
 def _withdraw_outputs(store: Store, made: Manifest, sinks: list[OutputFolder]) -> list[str]:

@@ -176,7 +176,8 @@ class Arrangement:
             index, needed = None, spine.oldest_size
         else:
             index, needed = self.index, self.index.used if self.lapse is None else self._needed_version_count
-        if spine.has_enough_new_runs(needed):
+        # Like `Spine.has_enough_new_runs`, inlined because most steps need no plan.
+        if len(spine.items) - spine.planned >= spine.fan // 8 or spine.fresh * 16 > needed:
             spine.plan_merges(needed, self.is_indexed)
         # Only `spill` continues a flush. If the disk were full, it would be too late here to refuse the step.
         spine.advance_merges(paid, self.slots, index, self.since, self.latest <= self.since, files=False)
@@ -191,8 +192,8 @@ class Arrangement:
         parts: list[BatchRange] = []
         writes: list[IndexWrite] = []
         for batch, value, last, place, built, *_ in changes:
-            if self.slots.lasting and batch.mapped is None:
-                batch = replace(batch, value=value)  # for the file that a commit will write
+            if self.slots.lasting and batch.mapped is None and batch.value is not value:
+                batch = batch.with_value(value)  # for the file that a commit will write
             part = self.slots.add_batch(batch)
             parts.append(part)
             if batch.mapped is None:
@@ -261,7 +262,8 @@ class Arrangement:
             self.spine.keeps = True
             self.spine.items[:] = [RunMerge(self.spine.list_merge_inputs(), not self.on_disk.items, target)]
             self._flush(None if self.nbytes > share else paid)
-        self.on_disk.plan_merges(self._needed_version_count, True, target)
+        if self.on_disk.has_enough_new_runs(self._needed_version_count):
+            self.on_disk.plan_merges(self._needed_version_count, True, target)
         self.on_disk.advance_merges(paid, self.slots, None, self.since, settled)
         self._paid_on_disk = self.written
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, cast
 from weakref import WeakSet
 
 import numpy as np
@@ -93,6 +93,13 @@ class Batch:
                 total += column.nbytes if 0 not in column.strides else column.itemsize
             self._nbytes = total
         return self._nbytes
+
+    def with_value(self, value: Words) -> Self:
+        """Return a copy with other value hashes. O(1)."""
+        out, nbytes = object.__new__(type(self)), self._nbytes  # `dataclasses.replace` would slow down small commits
+        nbytes = nbytes if nbytes < 0 else nbytes - self.value.nbytes + value.nbytes
+        out.__dict__.update(self.__dict__, value=value, _nbytes=nbytes)
+        return out
 
     def _check_invariants(self) -> None:
         """Assert the invariant. Raise `CorruptState` if a key has two values at one time."""
@@ -254,7 +261,8 @@ class BatchSlots:
     ``summed``: whether versions are differences.
     ``addresses``: uint64[slots, FIELDS], the addresses of the columns of differences, for kernels.  ``lasting``:
     whether commits write the batches to files.  ``files``: the files of batches in memory, by slot.  ``shapes``: the
-    lists of columns that payloads in files have or had; entries are only added.  ``readers``: the results of `freeze`
+    lists of columns that payloads in files have or had; entries are only added.  ``file_schemas``: the schemas of the
+    files that commits have written, for `encode_batch`.  ``readers``: the results of `freeze`
     that are still in use.
     """
 
@@ -269,6 +277,7 @@ class BatchSlots:
         self.lasting = False
         self.files: dict[int, Any] = {}
         self.shapes: list[list[str]] = []
+        self.file_schemas: dict[Any, tuple[pa.Schema, pa.Schema]] = {}
         self.readers: WeakSet[BatchSlots] = WeakSet()
 
     def __getitem__(self, slot: int) -> Batch:
@@ -331,9 +340,10 @@ class BatchSlots:
 
     def set_batch_file(self, slot: int, file: Any) -> None:
         """Record the file of a batch in memory. Drop the value hashes of its versions, because the index has them."""
-        self.files[slot] = file
-        if not self.summed:
-            self.replace_batch(slot, replace(self[slot], value=NONE))
+        self.files[slot], batch = file, self.by_slot[slot]
+        if not self.summed and batch is not None:
+            self.by_slot[slot] = batch.with_value(NONE)
+            self.resident -= batch.value.nbytes
 
     def replace_batch(self, slot: int, batch: Batch) -> None:
         """Replace the batch of a slot by another batch with the same versions in the same rows.  O(columns)."""
@@ -373,7 +383,8 @@ class Run:
     versions, because the remaining rows keep their numbers.
 
     ``description``: the times of the run. ``parts``: ascending ranges of identities. The parts have all versions of
-    these times, except the versions that a merge has removed.
+    these times, except the versions that a merge has removed. ``record``: the JSON of the run's record in an inventory,
+    None if the run has changed since.
 
     >>> slots = BatchSlots(pa.schema({"k": pa.int64()}))
     >>> batch = Batch.from_lists([4, 7, 9], [1, 1, 2], [True] * 3, pa.table({"k": [1, 2, 3]}))
@@ -383,7 +394,7 @@ class Run:
     """
 
     def __init__(self, description: BatchDescription, parts: list[BatchRange]) -> None:
-        self.description, self.parts, self.size = description, parts, 0
+        self.description, self.parts, self.size, self.record = description, parts, 0, cast(Any, None)
         for part in parts:
             self.size += part.end - part.begin
 
@@ -398,12 +409,14 @@ class Run:
         """Append the next range of identities."""
         self.parts.append(part)
         self.size += part.end - part.begin
+        self.record = None
 
     def split_off(self, slots: BatchSlots, last: int) -> list[BatchRange]:
         """Remove and return the rows whose first identity word is at most ``last``.  O(parts removed + log rows).
 
         The caller drops the batches of the removed rows.
         """
+        self.record = None
         if last == END:
             taken, self.parts, self.size = self.parts, [], 0
             return taken

@@ -12,7 +12,7 @@ from a file are checked before a kernel uses them.
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -204,7 +204,7 @@ class WrittenBatch:
 def checkpoint_arrangement(arranged: Arrangement, batch_store: BatchStore) -> ArrangementRecord:
     """Write the batches without files, and return the arrangement as a record.  O(unwritten bytes + batches).
 
-    In the returned record, the records of batches are already JSON, so each of them is encoded only once. Raises
+    In the returned record, the records of runs are already JSON. A run that did not change is not encoded again. Raises
     `StorageFull`, `StorageFailed`. After an error, the arrangement is unchanged.
 
     >>> from ddflow.storage.fields import Decoder, decode_record
@@ -225,17 +225,23 @@ def checkpoint_arrangement(arranged: Arrangement, batch_store: BatchStore) -> Ar
     ([{'k': 1}], 4, 1)
     """
     slots, by_slot, files = arranged.slots, arranged.slots.by_slot, arranged.slots.files
-    items = list[RunRecord | MergeRecord]()
-    for item in (*arranged.on_disk.items, *arranged.spine.items):
-        runs = list[RunRecord]()
+    items = list[Any]()
+    for item in chain(arranged.on_disk.items, arranged.spine.items):
+        if item.record is not None:
+            items.append(item.record)
+            continue
+        runs = list[Any]()
         for run in [item] if isinstance(item, Run) else [*item.inputs, item.output]:
-            batches: list[Any] = []
-            for slot, _, _ in run.parts:
-                file = files.get(slot) or by_slot[slot].mapped  # type: ignore[union-attr]
-                record = None if file is None else file.record
-                batches.append(_write_batch_record(slots, slot, batch_store) if record is None else record)
-            # A merge takes rows from the front, so only the first part can begin within its batch.
-            runs.append(RunRecord(*run.description, run.parts[0].begin if run.parts else 0, batches))
+            if run.record is None:
+                batches: list[Any] = []
+                for slot, _, _ in run.parts:
+                    file = files.get(slot) or by_slot[slot].mapped  # type: ignore[union-attr]
+                    record = None if file is None else file.record
+                    batches.append(_write_batch_record(slots, slot, batch_store) if record is None else record)
+                # A merge takes rows from the front, so only the first part can begin within its batch.
+                begin = run.parts[0].begin if run.parts else 0
+                run.record = Raw(encode_record(RunRecord(*run.description, begin, batches)))
+            runs.append(run.record)
         if isinstance(item, Run):
             items += runs
         else:
@@ -245,8 +251,8 @@ def checkpoint_arrangement(arranged: Arrangement, batch_store: BatchStore) -> Ar
         upper=int(arranged.upper),
         latest=int(arranged.latest),
         keys=int(arranged.keys),
-        tombstones=int(arranged.tombstone_count),
-        lapsed=int(arranged.expired_tombstone_count),
+        tombstones=max(arranged.tombstones_counted, 0) if arranged.lapse is None else int(arranged.tombstone_count),
+        lapsed=0 if arranged.lapse is None else int(arranged.expired_tombstone_count),
         shapes=[*slots.shapes],
         items=items,
     )
@@ -254,16 +260,17 @@ def checkpoint_arrangement(arranged: Arrangement, batch_store: BatchStore) -> Ar
 
 def _write_batch_record(slots: BatchSlots, slot: int, batch_store: BatchStore) -> Raw:
     """Encode a batch's record as JSON once. If the batch has no file, write it to a file."""
-    batch = slots[slot]
+    batch = slots.by_slot[slot]
+    assert batch is not None
     file: BatchFiles | WrittenBatch | None = batch.mapped or slots.files.get(slot)
     if file is None:
-        columns, layout = encode_batch(batch, batch_store.compresses)
-        file = WrittenBatch(batch_store.write_unmapped(columns), layout, batch.rows.table.schema.names)
+        columns, layout = encode_batch(batch, batch_store.compresses, slots.file_schemas)
+        file = WrittenBatch(batch_store.write_unmapped(columns), layout, batch.rows.schema.names)
         slots.set_batch_file(slot, file)
     if file.names not in slots.shapes:
         slots.shapes.append(file.names)
     bloom = file.words.blob if isinstance(file, BatchFiles) else None
-    record = BatchRecord(file.columns.blob, len(batch), bloom, file.layout, slots.shapes.index(file.names))
+    record = BatchRecord(file.columns.blob, batch.high.size, bloom, file.layout, slots.shapes.index(file.names))
     file.record = Raw(encode_record(record))
     return file.record
 

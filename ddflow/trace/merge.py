@@ -228,6 +228,8 @@ class RunMerge:
     (2, 1)
     """
 
+    record = None  # the record of a merge changes with each step
+
     def __init__(self, inputs: list[Run], whole: bool, target: Target | None = None) -> None:
         description = inputs[0].description
         for run in inputs[1:]:
@@ -311,6 +313,7 @@ class RunMerge:
             description = self.output.description
             since = min(since, description.upper - 1) if description.upper > NEVER else since
             self.output.description = description._replace(since=max(since, description.since))
+            self.output.record = None
         return sum(part.end - part.begin for part in parts), 0 if batch is None else len(batch)
 
     def _verify_files(self, parts: list[BatchRange], slots: BatchSlots) -> None:

@@ -85,10 +85,12 @@ class FileLayout(StrictRecord, frozen=True):
         return pa.schema([*fields, *payload])
 
 
-def encode_batch(batch: Batch, compressed: bool = False) -> tuple[pa.RecordBatch, FileLayout]:
+def encode_batch(
+    batch: Batch, compressed: bool = False, schemas: dict[Any, tuple[pa.Schema, pa.Schema]] | None = None
+) -> tuple[pa.RecordBatch, FileLayout]:
     """Return the columns to write and the layout of the file.
 
-    O(columns), because nothing is copied; O(n) if ``compressed``.
+    O(columns), because nothing is copied; O(n) if ``compressed``. ``schemas``: the schemas of earlier files, for reuse.
 
     >>> batch = Batch.from_lists([4, 9], [1, 2], [True, True], pa.table({"k": ["a", "b"]}))
     >>> record, layout = encode_batch(batch)
@@ -109,7 +111,11 @@ def encode_batch(batch: Batch, compressed: bool = False) -> tuple[pa.RecordBatch
     if layout.words:
         arrays.append(pa.FixedSizeListArray.from_arrays(pa.array(batch.order.reshape(-1)), layout.words))
     arrays += batch.rows.columns
-    return pa.RecordBatch.from_arrays(arrays, schema=layout.build_schema(batch.rows.schema)), layout
+    schemas, payload = {} if schemas is None else schemas, batch.rows.schema
+    key = id(payload), own, layout.words
+    if key not in schemas:
+        schemas[key] = payload, layout.build_schema(payload)  # with the payload, so that no other schema gets its id
+    return pa.RecordBatch.from_arrays(arrays, schema=schemas[key][1]), layout
 
 
 def decode_batch(record: pa.RecordBatch, layout: FileLayout, mapped: Any = None) -> Batch:

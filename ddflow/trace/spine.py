@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import copy
 from itertools import pairwise
+from operator import attrgetter
 
 from ddflow.metrics import LOG
 from ddflow.time import NEVER, BatchDescription
@@ -102,7 +103,8 @@ class Spine:
 
         If reads passed more cancelled differences than there are versions, the result is 0: all runs are to be merged.
         """
-        return len(self.items[0]) if self.items and self.cancelled <= self.version_count else 0
+        cancelled = self.cancelled
+        return len(self.items[0]) if self.items and (not cancelled or cancelled <= self.version_count) else 0
 
     def record_cancelled_reads(self, differences: int) -> None:
         """Record the number of cancelled differences that a read passed. They pay for merges, as new versions do."""
@@ -159,8 +161,6 @@ class Spine:
         ``needed``: the approximate number of versions that a merge of all runs would leave.  ``alone``: whether no
         other layer has older versions.  ``target``: the function that stores merged runs, None for memory.
         """
-        if not self.has_enough_new_runs(needed):
-            return
         while True:
             self.planned, self.fresh = len(self.items), 0
             start, runs = 0, list[Run]()
@@ -169,7 +169,9 @@ class Spine:
                     runs.append(item)
                 else:
                     start, runs = at + 1, []
-            first = choose_merge_start([run.size for run in runs], needed if start == 0 else None, self.fan, self.tail)
+            first = choose_merge_start(
+                list(map(attrgetter("size"), runs)), needed if start == 0 else None, self.fan, self.tail
+            )
             if first is None:
                 return
             self.cancelled = self.cancelled if start + first else 0

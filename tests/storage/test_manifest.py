@@ -541,9 +541,9 @@ class Stage(MemoryStore):
             self.publish(number, typical(number).encode())
         self.mark_published(mark)
 
-    def list_manifests(self) -> list[int]:
+    def list_manifests(self, after: int = -1) -> list[int]:
         """Ascending."""
-        out, self.meanwhile, then = super().list_manifests(), None, self.meanwhile
+        out, self.meanwhile, then = super().list_manifests(after), None, self.meanwhile
         if then is not None:
             then()
         return out

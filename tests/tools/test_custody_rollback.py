@@ -23,7 +23,7 @@ from ddflow.errors import CorruptState, Fenced, SnapshotExpired, StateRefused, S
 from ddflow.storage.folder.local import LocalStore
 from ddflow.storage.manifest import load_manifest, load_newest_manifest
 from ddflow.storage.memory import MemoryStore
-from ddflow.storage.protocol import Blob, Write
+from ddflow.storage.protocol import Blob, Content
 from ddflow.tools.rollback import list_versions, rollback
 
 
@@ -221,7 +221,7 @@ def test_when_a_copy_fails_nothing_has_changed() -> None:
 
         room = 2
 
-        def put(self, ending: str, write: Write) -> Blob:
+        def put(self, ending: str, write: Content) -> Blob:
             self.room -= 1
             if self.room < 0:
                 raise StorageFailed("put", "the disk is gone", "mend it")

@@ -18,7 +18,7 @@ import threading
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from typing import Final, cast
+from typing import Any, Final, cast
 
 import pyarrow as pa
 
@@ -26,11 +26,10 @@ from ddflow.columns.schema import empty_table
 from ddflow.errors import CorruptState, DdflowError
 from ddflow.storage.closing import Closing, undo_on_failure
 from ddflow.storage.files.arrow_file import open_file_writer, read_batch, read_batches, restore_types
-from ddflow.storage.folder.disk import FileWriter
 from ddflow.storage.protocol import Blob, BlobStore, verify_bytes
 
 SMALL: Final = 1 << 16
-"""Rows of at most this number of bytes are encoded in memory and then written by one call."""
+"""Rows in buffers of at most this number of bytes are encoded in memory and then written by one call."""
 
 
 class StoredBlob:
@@ -93,19 +92,6 @@ class FileVerifier(threading.Thread):
             self.error = error
 
 
-def count_batch_bytes(batch: pa.RecordBatch) -> int:
-    """Return the approximate number of bytes that the rows of a batch occupy.
-
-    If a batch is a slice of small buffers, the result includes bytes outside of the slice, because that is faster to
-    compute.
-
-    >>> count_batch_bytes(pa.record_batch({"n": range(3)}).slice(1))
-    24
-    """
-    whole = int(batch.get_total_buffer_size())
-    return whole if whole <= SMALL else int(batch.nbytes)
-
-
 class BatchStore(Closing):
     """A store of batches. Each batch is a blob of a `BlobStore`.
 
@@ -166,7 +152,7 @@ class BatchStore(Closing):
 
         Raises the errors of `write`.
         """
-        return StoredBlob(self, self.write_table([batch], batch.schema), self.compresses)
+        return StoredBlob(self, self._write_blob([batch], batch.schema, self.compresses), self.compresses)
 
     def write_table(self, batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Blob:
         """Write a table, batch by batch, to a blob that is not mapped. O(bytes). Raises the errors of `write`."""
@@ -175,18 +161,21 @@ class BatchStore(Closing):
     def _write_blob(self, batches: Iterable[pa.RecordBatch], schema: pa.Schema, compresses: bool) -> Blob:
         # Arrow writes a batch in about twenty pieces. For a small batch, let Arrow join the pieces first, so that
         # Python is called only once.
-        small = isinstance(batches, list) and sum(map(count_batch_bytes, batches)) <= SMALL
+        small = isinstance(batches, list) and sum(map(pa.RecordBatch.get_total_buffer_size, batches)) <= SMALL
 
-        def arrow(sink: FileWriter) -> None:
-            buffered = pa.BufferOutputStream() if small else None
-            with open_file_writer(sink if buffered is None else buffered, schema, compresses) as writer:
+        buffered = pa.BufferOutputStream() if small else None
+
+        def encode(sink: Any) -> None:
+            with open_file_writer(sink, schema, compresses) as writer:
                 for batch in batches:
-                    sink.wanted += count_batch_bytes(batch)
+                    if sink is not buffered:
+                        sink.wanted += int(batch.nbytes)
                     writer.write_batch(batch)
-            if buffered is not None:
-                sink.write(buffered.getvalue())
 
-        return self.store.put("arrow", arrow)
+        if buffered is None:
+            return self.store.put("arrow", encode)
+        encode(buffered)
+        return self.store.put("arrow", buffered.getvalue())
 
     def open_batch(self, blob: Blob, schema: pa.Schema, rows: int, compressed: bool = False) -> StoredBatch:
         """Map, verify and read a batch that a manifest names.

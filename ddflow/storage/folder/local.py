@@ -23,7 +23,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from ddflow.errors import CommandFix, CorruptState, EngineClosed, ErrorText, OutcomeUnknown, StorageFailed, StorageFull
+from ddflow.errors import CommandFix, CorruptState, EngineClosed, ErrorText, OutcomeUnknown
 from ddflow.storage.folder.disk import Disk
 from ddflow.storage.folder.scratch import BlobFolder, ScratchStore, remove_stale_folders
 from ddflow.storage.folder.site import INSIDE, StateFolder
@@ -49,7 +49,7 @@ class LocalStore(BlobFolder, Store):
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as above:
     ...     store = LocalStore(os.path.join(above, "orders"))
-    ...     blob = store.put("arrow", lambda sink: sink.write(b"four"))
+    ...     blob = store.put("arrow", b"four")
     ...     store.fsync_blob_names()
     ...     store.publish(0, b"a manifest"), store.publish(0, b"another"), store.read_manifest(0)
     ...     store.map_blob(blob).to_pybytes()
@@ -72,8 +72,8 @@ class LocalStore(BlobFolder, Store):
         self.site: StateFolder = site
         self.readonly, self._process = readonly, os.getpid()
         self._held: dict[str, pa.Buffer] = {}
-        self._marked = -1
-        """The number that this writer marked last.
+        self._mark = ""
+        """The path of the mark that this writer made last.
 
         To make a new mark, the old mark is renamed, so there is always a mark.
         """
@@ -88,11 +88,10 @@ class LocalStore(BlobFolder, Store):
         """Sync the folder of blobs."""
         self._check_writable()
         try:
-            with self.site.translate_disk_errors("sync its files"):
-                self.disk.sync_dir(self.site.child_path("blobs"))
-        except (StorageFailed, StorageFull):
+            self.site.disk.sync_dir(self._folder)
+        except OSError as error:
             self._broken = "a sync of its files failed"
-            raise
+            raise self.site.build_failure("sync its files", error) from None
 
     def pin_blobs(self, names: Iterable[str]) -> None:
         """Map blobs now, so that `map_blob` can return them even if they are deleted later. O(blobs)."""
@@ -126,14 +125,16 @@ class LocalStore(BlobFolder, Store):
         with ThreadPoolExecutor(AT_ONCE) as pool:
             list(pool.map(self.delete, few))
 
-    def list_manifests(self) -> list[int]:
-        """List the numbers of all manifests, ascending. O(manifests)."""
-        return self._list_numbers("manifests")
+    def list_manifests(self, after: int = -1) -> list[int]:
+        """List the numbers of all manifests after ``after``, ascending. O(manifests)."""
+        return self._list_numbers("manifests", f"{after:0{DIGITS}d}" if after >= 0 else "")
 
     def is_published(self, number: int) -> bool:
         """Return whether a manifest has this number. O(1)."""
-        with self.site.translate_disk_errors(f"look for manifest {number}"):
+        try:
             return self.site.is_existing_path(self._number_path("manifests", number))
+        except OSError as error:
+            raise self.site.build_failure(f"look for manifest {number}", error) from None
 
     def read_manifest(self, number: int) -> bytes:
         """Read the bytes of a manifest, as `Store.read_manifest` does. O(bytes)."""
@@ -151,14 +152,15 @@ class LocalStore(BlobFolder, Store):
         """
         self._check_writable()
         what, target = f"publish manifest {number}", self._number_path("manifests", number)
-        temporary = self.site.child_path("manifests", f".{self.nonce}-{next(self._numbers)}.part")
-        self.site.write_file(temporary, what, lambda sink: sink.write(data))
+        folder = f"{self.where}/manifests"
+        temporary = f"{folder}/.{self.nonce}-{next(self._numbers)}.part"
+        self.site.write_file(temporary, what, data)
         self._broken = f"it is unknown whether manifest {number} was published"
         try:
             won = self._link_manifest(temporary, target, data)
             self.site.try_unlink(temporary)
             if won:
-                self.disk.sync_dir(self.site.child_path("manifests"))
+                self.site.disk.sync_dir(folder)
         except OSError as error:
             self.site.try_unlink(temporary)
             why = error.strerror or str(error)
@@ -178,14 +180,18 @@ class LocalStore(BlobFolder, Store):
     def mark_published(self, number: int) -> None:
         """Create an empty file with the number as its name. Remove the files of smaller numbers. O(1), no sync."""
         self._check_writable()
-        before, self._marked = self._marked, number
+        before, self._mark = self._mark, self._number_path("marks", number)
+        try:
+            if before:
+                self.site.disk.rename(before, self._mark)
+                return
+        except FileNotFoundError:  # another writer has marked a greater number
+            pass
+        except OSError as error:
+            raise self.site.build_failure(f"mark {number}", error) from None
         with self.site.translate_disk_errors(f"mark {number}"):
-            if before >= 0:
-                with contextlib.suppress(FileNotFoundError):  # another writer has marked a greater number
-                    self.disk.rename(self._number_path("marks", before), self._number_path("marks", number))
-                    return
             with contextlib.suppress(FileExistsError):
-                self.disk.close(self.disk.create(self._number_path("marks", number), self.site.file_mode))
+                self.disk.close(self.disk.create(self._mark, self.site.file_mode))
             for other in self._list_numbers("marks"):
                 if other < number:
                     self.site.unlink(self._number_path("marks", other), f"mark {number}")
@@ -235,7 +241,7 @@ class LocalStore(BlobFolder, Store):
         link seems to fail although the first request succeeded.
         """
         try:
-            self.disk.link(temporary, target)
+            self.site.disk.link(temporary, target)
             return True
         except FileExistsError:
             try:
@@ -245,17 +251,23 @@ class LocalStore(BlobFolder, Store):
                     return False
                 raise
 
-    def _list_numbers(self, folder: str) -> list[int]:
-        """Find the files of a folder whose names are numbers, and return the numbers in ascending order."""
-        names: list[str] = []
-        with self.site.translate_disk_errors(f"list its {folder}"), contextlib.suppress(FileNotFoundError):
-            names = self.disk.names(self.site.child_path(folder))
-        return parse_manifest_numbers(folder, names, self.where)
+    def _list_numbers(self, folder: str, after: str = "") -> list[int]:
+        """Find the files of a folder whose names are numbers, and return the numbers in ascending order.
+
+        ``after``: a name; only later names are listed.
+        """
+        try:
+            names = self.site.disk.names(f"{self.where}/{folder}")
+        except FileNotFoundError:
+            names = []
+        except OSError as error:
+            raise self.site.build_failure(f"list its {folder}", error) from None
+        return parse_manifest_numbers(folder, filter(after.__lt__, names), self.where)
 
     def _number_path(self, folder: str, number: int) -> str:
         if not 0 <= number < 10**DIGITS:
             raise ValueError(f"{number} is not the number of a manifest")
-        return self.site.child_path(folder, f"{number:0{DIGITS}d}")
+        return f"{self.where}/{folder}/{number:0{DIGITS}d}"
 
     def _map_file(self, name: str) -> pa.Buffer:
         return self._held.pop(name, None) or super()._map_file(name)

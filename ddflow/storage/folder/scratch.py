@@ -22,7 +22,7 @@ from ddflow.errors import CorruptState, DdflowError, EngineClosed, SpillFailed, 
 from ddflow.storage import address
 from ddflow.storage.folder.disk import NO_ROOM, Disk, describe_full_disk
 from ddflow.storage.folder.site import ManagedFolder
-from ddflow.storage.protocol import NAME, Blob, BlobStore, Write, check_length, missing_file_error, verify_bytes
+from ddflow.storage.protocol import NAME, Blob, BlobStore, Content, check_length, missing_file_error, verify_bytes
 
 
 class BlobFolder(BlobStore):
@@ -45,10 +45,10 @@ class BlobFolder(BlobStore):
         """The disk of the folder."""
         return self.site.disk
 
-    def put(self, ending: str, write: Write) -> Blob:
+    def put(self, ending: str, content: Content) -> Blob:
         """Write a new blob to a new file, as `BlobStore.put` does. O(bytes), without a second copy in memory."""
         name = self._make_blob_name(ending)
-        sink = self.site.write_file(self._blob_path(name), f"write the file {name}", write)
+        sink = self.site.write_file(f"{self._folder}/{name}", f"write the file {name}", content)
         return Blob(name, sink.size, sink.state.digest())
 
     def map_blob(self, blob: Blob, check: bool = True) -> pa.Buffer:
@@ -270,7 +270,7 @@ class ScratchStore(BlobFolder):
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as place:
     ...     store = ScratchStore(place)
-    ...     blob = store.put("arrow", lambda sink: sink.write(b"four"))
+    ...     blob = store.put("arrow", b"four")
     ...     store.map_blob(blob).to_pybytes(), len(os.listdir(place))
     ...     store.close()
     ...     os.listdir(place)

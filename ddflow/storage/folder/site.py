@@ -7,7 +7,7 @@ system creates names exclusively, and syncs the folder of manifests.
 >>> with tempfile.TemporaryDirectory() as above:
 ...     site = ManagedFolder(Disk(), os.path.join(above, "all", "orders"), "owner", "the state")
 ...     site.create_folder()
-...     sink = site.write_file(site.child_path("a"), "write a", lambda sink: sink.write(b"four"))
+...     sink = site.write_file(site.child_path("a"), "write a", b"four")
 ...     site.disk.sync_dir(site.path)
 ...     site.check_folder(site.path), site.disk.read(site.child_path("a"), 10), sink.size
 (None, b'four', 4)
@@ -19,7 +19,7 @@ import contextlib
 import errno
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
@@ -27,6 +27,7 @@ from typing import Any, Final
 
 from ddflow.errors import CorruptState, DdflowError, StateRefused, StorageFailed, StorageFull
 from ddflow.storage.folder.disk import NO_ROOM, Disk, FileWriter, describe_full_disk
+from ddflow.storage.protocol import Content
 
 TEMPORARY: Final = re.compile(r"\.[0-9a-f]{16}-[0-9]{1,12}\.part")
 HOUR: Final = 3600.0
@@ -137,11 +138,11 @@ class ManagedFolder:
                     f"ddflow did not write it; {remedy}",
                 ) from None
 
-    def write_file(self, path: str, what: str, write: Callable[[Any], Any]) -> FileWriter:
+    def write_file(self, path: str, what: str, content: Content) -> FileWriter:
         """Write a new file, sync its bytes but not its name, and return the `FileWriter`.
 
-        After an error no file is left. O(bytes), and a sync if the folder is ``durable``. Raises the errors of
-        `build_failure` and of ``write``.
+        ``content``: as for `BlobStore.put`. After an error no file is left. O(bytes), and a sync if the folder is
+        ``durable``. Raises the errors of `build_failure` and of ``content``.
         """
         try:
             file = self.disk.create(path, self.file_mode)
@@ -150,7 +151,7 @@ class ManagedFolder:
         sink = FileWriter(partial(self.disk.write, file))
         try:
             try:
-                write(sink)
+                content(sink) if callable(content) else sink.write(content)
                 sink.finish()
             except BaseException:
                 if sink.failure is None:
