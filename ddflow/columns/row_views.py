@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from ddflow.columns.layout import Array, ColumnBuffers
-from ddflow.columns.rows import PooledColumn, RowPool, gather_columns_of_pool, gather_table
+from ddflow.columns.rows import RowPool, gather_columns_of_pool, gather_table
 from ddflow.kernels.gather import ROWS, SLOT, SLOTS
 
 
@@ -60,18 +60,18 @@ class RowView:
 
     def gather_by_name(self, names: Sequence[str]) -> list[pa.Array]:
         """Gather the named columns. O(n) each, once."""
-        made, near, missing = self._made, self.near, list[PooledColumn]()
-        described = self.pool.describe_columns(self.schema)
+        made, near, missing = self._made, self.near, list[str]()
         for name in names:
             if name not in made:
                 column = None if near is None else near(name)
                 if column is None:
-                    missing.append(described[name])
+                    missing.append(name)
                 else:
                     made[name] = column
         if missing:
-            for wanted, each in zip(missing, gather_columns_of_pool(self.pool, self.references, missing), strict=True):
-                made[wanted.name] = pa.Array.from_buffers(*each) if isinstance(each, ColumnBuffers) else each
+            wanted = map(self.pool.describe_columns(self.schema).__getitem__, missing)
+            for name, each in zip(missing, gather_columns_of_pool(self.pool, self.references, wanted), strict=True):
+                made[name] = pa.Array.from_buffers(*each) if isinstance(each, ColumnBuffers) else each
         return list(map(made.__getitem__, names))
 
     def take(self, places: pa.Array) -> RowView:
@@ -169,13 +169,19 @@ Chosen = tuple[str, int, str]
 """A column of a join's result: the name there, the number of the side that it comes from, and the name on that side."""
 
 
+def pair_schemas(sides: Sequence[pa.Schema], columns: Sequence[Chosen]) -> pa.Schema:
+    """Return the schema of the columns that a join chooses from the schemas of its sides. O(columns)."""
+    return pa.schema([sides[side].field(of).with_name(name) for name, side, of in columns])
+
+
 class PairedRows:
     """The result of a join: rows of two collections side by side. A column is gathered on first use.
 
     Row i of the result combines row i of both sides. Like `RowView`, the class has those methods of a table that
     operators call.
 
-    ``sides``: views with equal numbers of rows. ``columns``: the columns chosen from the sides.
+    ``sides``: two views with equal numbers of rows. ``columns``: the columns chosen from the sides. ``schema``: the
+    schema of the result, if the caller knows it.
 
     >>> import numpy as np, pyarrow as pa
     >>> from ddflow.columns.rows import Rows
@@ -187,10 +193,9 @@ class PairedRows:
     [{'name': 'Bo', 'city': 'Basel'}]
     """
 
-    def __init__(self, sides: Sequence[RowView], columns: Sequence[Chosen]) -> None:
-        self.sides, self.given = list(sides), list(columns)
-        self.at = {name: (side, of) for name, side, of in columns}
-        self.schema = pa.schema([self.sides[side].schema.field(of).with_name(name) for name, side, of in columns])
+    def __init__(self, sides: Sequence[RowView], columns: Sequence[Chosen], schema: pa.Schema | None = None) -> None:
+        self.sides, self.given = sides, columns
+        self.schema = pair_schemas([view.schema for view in sides], columns) if schema is None else schema
 
     @property
     def num_rows(self) -> int:
@@ -213,16 +218,18 @@ class PairedRows:
 
     def gather_by_name(self, names: Sequence[str]) -> list[pa.Array]:
         """Gather the named columns. O(n) each, once."""
-        read = [[of for side, of in map(self.at.__getitem__, names) if side == each] for each in range(len(self.sides))]
-        found = [iter(view.gather_by_name(some)) for view, some in zip(self.sides, read, strict=True)]
-        return [next(found[self.at[name][0]]) for name in names]
+        wanted, out = set(names), dict[str, pa.Array]()
+        for number, view in enumerate(self.sides):
+            chosen = {name: of for name, side, of in self.given if side == number and name in wanted}
+            out.update(zip(chosen, view.gather_by_name([*chosen.values()]), strict=True))
+        return list(map(out.__getitem__, names))
 
     def take(self, places: pa.Array) -> PairedRows:
         """Take the rows at ``places``.
 
         Columns that are already gathered are taken at once. All other columns are gathered on first use. O(places).
         """
-        return PairedRows([view.take(places) for view in self.sides], self.given)
+        return PairedRows([view.take(places) for view in self.sides], self.given, self.schema)
 
     def slice(self, begin: int, size: int) -> PairedRows:
         """Slice ``size`` rows, starting at row ``begin``."""

@@ -53,6 +53,8 @@ NEAR = 1 << 12
 """Two rows closer than this number of rows are probably in the same pages of memory."""
 DESCRIBED = 64
 """The number of schemas whose columns a pool describes at most."""
+MOST_TEXT = 2**31 - 1
+"""The maximum number of bytes that 32-bit offsets can address."""
 MOVED = 8
 """The approximate time to gather a value, in nanoseconds."""
 
@@ -246,12 +248,17 @@ def gather_columns_of_pool(pool: RowPool, references: Array, wanted: Iterable[Po
                 order = _plan_block_gather(pool.rows, references)
             bases = addresses[at]
             if order is None:
-                moved = _allocate_text(gather_offsets(references, bases[1], np.int64(wide), ends), wide, name)
+                size = gather_offsets(references, bases[1], np.int64(wide), ends)
+            else:
+                size = gather_offsets_by_blocks(order, bases[1], np.int64(wide), np.empty(n, np.int32), ends)
+            if wide == 4 and size > MOST_TEXT:
+                raise _build_text_error(size, name)
+            moved = pa.py_buffer(np.empty(size, np.uint8))
+            if order is None:
                 read.append(pa.py_buffer(ends))
                 plan.append((at, wide, moved.address, read[-1].address))
             else:
-                size = gather_offsets_by_blocks(order, bases[1], np.int64(wide), np.empty(n, np.int32), ends)
-                moved, scratch = _allocate_text(size, wide, name), np.empty(size, np.uint8)
+                scratch = np.empty(size, np.uint8)
                 places = np.uint64(scratch.ctypes.data), np.uint64(moved.address)
                 gather_bytes_by_blocks(order, bases[1], bases[2], np.int64(wide), ends, *places)
             buffers = [validity, pa.py_buffer(ends if wide == 8 else ends.astype(np.int32)), moved]
@@ -284,19 +291,14 @@ def _plan_block_gather(batches: Sequence[Rows | None], references: Array) -> Blo
     return told
 
 
-def _allocate_text(total: int, wide: int, name: str) -> pa.Buffer:
-    """Allocate a buffer for the bytes of a gathered text or binary column.
-
-    Raises `TooLarge` if 32-bit offsets cannot address the bytes.
-    """
-    if wide == 4 and total > 2**31 - 1:
-        raise TooLarge(
-            f"column {name!r} of one output",
-            f"its text takes {total:,} bytes, but 32-bit offsets reach 2 GiB",
-            "use smaller steps, or declare the column large_string",
-            column=name,
-        )
-    return pa.py_buffer(np.empty(total, np.uint8))
+def _build_text_error(total: int, name: str) -> TooLarge:
+    """Build the error for a gathered text or binary column whose bytes 32-bit offsets cannot address."""
+    return TooLarge(
+        f"column {name!r} of one output",
+        f"its text takes {total:,} bytes, but 32-bit offsets reach 2 GiB",
+        "use smaller steps, or declare the column large_string",
+        column=name,
+    )
 
 
 def _take_by_arrow(pool: Sequence[Rows | None], references: Array, at: int, kind: pa.DataType) -> pa.Array:

@@ -478,13 +478,17 @@ def to_batch(table: Any) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(column_arrays(table), schema=table.schema.remove_metadata())
 
 
+TABLES: Final = pa.Table, pa.RecordBatch
+"""The types of rows that are not views."""
+
+
 def column_arrays(rows: Any, names: Sequence[str] | None = None) -> list[pa.Array]:
     """Return columns of a table, batch or view as arrays. A column with one chunk is not copied.
 
     ``names``: the columns to return, by default all.
     """
     columns: Any
-    if not isinstance(rows, (pa.Table, pa.RecordBatch)):  # a union of types would be made anew for each call
+    if not isinstance(rows, TABLES):
         held: list[pa.Array] = rows.columns if names is None else rows.gather_by_name(names)
         return held
     columns = rows.columns if names is None else map(rows.column, names)

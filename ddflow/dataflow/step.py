@@ -10,6 +10,7 @@ Guarantees: the result does not depend on the number of pieces.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from time import perf_counter_ns
 from typing import Any
 
@@ -195,12 +196,12 @@ class StepComputation:
         if node.of_events:
             return [[self.build_updates_at_time(each) for each in node.inputs]]
         by = self.graph.exchanged[node]
-        if by[0] is not None:
-            received = list(map(self.receive_updates, node.inputs, by))
-            return received if len(received) == len(received[0]) == 1 else self._group_equal_rows(received, by)
-        every = [self._list_updates(each) for each in node.inputs]
-        if all(len(pieces) == 1 for pieces in every):
-            return [[pieces[0] for pieces in every]]
+        equal = by[0] is not None
+        every = list(map(self.receive_updates, node.inputs, by) if equal else map(self._list_updates, node.inputs))
+        if {*map(len, every)} == {1}:
+            return [list(map(itemgetter(0), every))]
+        if equal:
+            return self._group_equal_rows(every, by)
         none = [pieces[0].slice_rows(0, 0) for pieces in every]
         return ([*none[:i], piece, *none[i + 1 :]] for i, pieces in enumerate(every) for piece in pieces)
 
@@ -217,6 +218,7 @@ class StepComputation:
         """
         fresh: dict[Collection, Updates] = {node: updates}
         self._add_elapsed_time(node)
+        spent = self.graph.spent
         for each in self.graph.followers[node]:
             if each.inputs[0] in fresh:
                 given = [fresh[each.inputs[0]]]
@@ -227,7 +229,8 @@ class StepComputation:
                         self.deferred.setdefault(each, []).append(self.buffer.store_copy(given[0]))
                         continue
                     fresh[each] = self._retry_on_net_updates(each, given)[0]
-                self._add_elapsed_time(each)
+                clock, self.clock = self.clock, perf_counter_ns()  # as `_add_elapsed_time` does
+                spent[each] = spent.get(each, 0) + self.clock - clock
         for each, made in fresh.items():
             if each in self.kept:
                 self.done.setdefault(each, []).append(self.buffer.store_copy(made) if self.many else made)
@@ -254,17 +257,14 @@ class StepComputation:
         ``by``: for each input, the columns by which rows are equal; None: all columns. Each group covers one range of
         identities, and the ranges ascend from group to group.
         """
-        if len(inputs) == len(inputs[0]) == 1:
-            return [inputs[0]]
+        if {*map(len, inputs)} == {1}:
+            return [list(map(itemgetter(0), inputs))]
         return self._group_by_hash_range(inputs, by)
 
     def _group_by_hash_range(
         self, inputs: Sequence[Sequence[Updates]], by: Sequence[Sequence[str] | None]
     ) -> Iterator[Sequence[Updates]]:
         """Do the work of `_group_equal_rows` for several pieces or inputs."""
-        if all(len(pieces) == 1 for pieces in inputs):
-            yield [pieces[0] for pieces in inputs]
-            return
         total = sum(piece.diffs.size for pieces in inputs for piece in pieces)
         bits = (total // GATHERED).bit_length() if self.buffer.scratch is not None else 0
         every = [

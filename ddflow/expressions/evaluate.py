@@ -63,7 +63,8 @@ class SqlRunner:
 
     def _run_node(self, frame: Frame) -> pa.Array:
         try:
-            return broadcast(self._node.evaluate(frame), frame.rows)
+            value = self._node.evaluate(frame)
+            return broadcast(value, frame.rows) if isinstance(value, pa.Scalar) else value
         except pa.ArrowCapacityError as error:
             found = f"its results for {frame.rows:,} rows do not fit a column of a batch ({error})"
             raise ExpressionError(self._asked, found, _LESS) from error

@@ -11,6 +11,7 @@ multiplicities.
 """
 
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any, Final, cast
 
 import numpy as np
@@ -20,7 +21,7 @@ from ddflow.columns.hashing import NONE, Ints, RowHasher, Secret, Words
 from ddflow.columns.layout import Arena
 from ddflow.columns.names import TIMES, check_column_names, check_columns_exist, parse_column_names
 from ddflow.columns.row_views import HeldRows
-from ddflow.columns.rows import RowPool, Rows, gather_buffers, row_values
+from ddflow.columns.rows import RowPool, Rows, gather_columns_of_pool, row_values
 from ddflow.columns.schema import column_arrays
 from ddflow.errors import NegativeMultiplicity
 from ddflow.kernels.differences import SummedRows, net_differences
@@ -133,6 +134,7 @@ class RunningArrange(RunningOperator):
         self.whole = RowHasher(loose, secret)
         self.arrangements: tuple[Any, ...] = (DifferenceArrangement(row, words),)
         self.given, self.identified, self.arena = RowPool(row), row, Arena()
+        self.gathered = list(map(self.given.describe_column, self.fields))
         self.grouped = cast("tuple[Updates, GroupSortedUpdates] | None", None)
 
     def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, ArrangementChange]:
@@ -144,12 +146,12 @@ class RunningArrange(RunningOperator):
         out = SummedRows.allocate(by.diffs.size, by.more.shape[1], grouped=False)
         more = to_identity_words(by.more)
         n = net_differences(by.high, by.low, more, times.take(by.ranks), by.diffs, by.places, out)
-        places, diffs, words, high, low, stamps = (cast(Any, each[:n]) for each in out)
+        places, diffs, words, high, low, stamps = map(itemgetter(slice(n)), cast(Any, out))
         if n and stamps[0] == stamps[-1] and (stamps == stamps[0]).all():
             stamps = repeat_value(int(stamps[0]), n, np.int64)
         given = Rows.from_columns(column_arrays(updates.rows, self.whole.names), self.given.shape, updates.diffs.size)
         self.given.set_batch(0, given)
-        columns = gather_buffers(self.given, places, self.fields)
+        columns = gather_columns_of_pool(self.given, places, self.gathered)
         self.given.set_batch(0, None)
         rows = Rows.from_columns(columns, arranged.slots.pool.shape, n)
         return updates, make_difference_change(high, low, stamps, diffs, words.view(np.int64), rows)
@@ -234,9 +236,9 @@ def list_rows(by: GroupSortedUpdates, begins: Ints, held: RowsByGroup) -> GroupR
     ``begins``: int64[g + 1], where each group begins in ``by``.  ``held``: the rows of the same groups.
     """
     n, m = by.diffs.size, held.references.size
-    room: Any = [np.empty(begins.size, np.int64), *(np.empty(n + m + 1, np.int64) for _ in range(3))]
-    room += [np.empty(n, np.int32), np.empty(n, np.int64)]
-    out = GroupRows(*room)
+    reference, before, to = np.empty((3, n + m + 1), np.int64)
+    starts, ranks, diffs = np.empty(begins.size, np.int64), np.empty(n, np.int32), np.empty(n, np.int64)
+    out = GroupRows(starts, reference, before, to, ranks, diffs)
     updates = SortedUpdates(begins, to_identity_words(by.more), by.places, by.ranks, by.diffs)
     more = to_identity_words(held.order) if by.more.shape[1] else np.empty((0, 0), np.uint64)
     e = list_group_rows(updates, PriorRows(held.begins, more, held.references, held.values), out)

@@ -117,8 +117,8 @@ class RunningCount(RunningOperator):
         self.arrangements, self.arena = (Arrangement(self.schema, has_two_word_identities(groups), 0),), Arena()
         self.tracked, self.keys, self.identified = [name], RowHasher(groups, secret), groups
         self.hashing = build_hash_plan(groups, groups.names)
-        self.given, self.fields = RowPool(groups), pa.schema([field.with_nullable(True) for field in groups])
-        """A pool whose batch 0 has the groups of the current updates, and the fields of these groups, made nullable."""
+        self.given = RowPool(groups)
+        self.gathered = [self.given.describe_column(field.with_nullable(True)) for field in groups]
         self.room, self.room_rows, self.bits = cast("tuple[Any, ...]", ()), -1, 0
         """Scratch memory of a small step, its number of rows, and the bits for its sort."""
 
@@ -228,7 +228,7 @@ class RunningCount(RunningOperator):
 
     def _lay_out_columns(self, rows: Ints, counts: Ints) -> list[Column]:
         """Gather the rows of the step at the positions ``rows``, and append their numbers as a column."""
-        columns = gather_columns_of_pool(self.given, rows, self.given.describe_columns(self.fields).values())
+        columns = gather_columns_of_pool(self.given, rows, self.gathered)
         buffers = [None, pa.py_buffer(counts.copy())]
         columns.append(tuple.__new__(ColumnBuffers, (INT64, counts.size, buffers, 0)))
         return columns

@@ -19,7 +19,7 @@ import pyarrow as pa
 from ddflow.columns.hashing import Ints, RowHasher, Words, unpack_validity
 from ddflow.columns.names import check_column_names, check_no_shared_columns
 from ddflow.columns.row_match import RowMatcher
-from ddflow.columns.row_views import Chosen, PairedRows, RowView
+from ddflow.columns.row_views import Chosen, PairedRows, RowView, pair_schemas
 from ddflow.columns.rows import RowPool, Rows, row_values
 from ddflow.columns.schema import column_arrays, to_array
 from ddflow.errors import CountOverflow
@@ -221,6 +221,7 @@ class RunningJoin(RunningOperator):
         ]
         self.key_hashes = [RowHasher(pa.schema(fields), context.secret) for fields in loose]
         self.wanted = [column for column in node.columns if column[0] in context.wanted]
+        self.schema = pair_schemas([of.schema for of in node.inputs], self.wanted)
 
     @staticmethod
     def _list_inputs_with_keys(node: Join) -> list[tuple[Collection, Columns | None]]:
@@ -266,7 +267,7 @@ class RunningJoin(RunningOperator):
         The result is sorted by time, with retractions first within a time. ``by``: the sorted updates.
         """
         if not self.node.nulls:
-            by = [_drop_null_keys(*each) for each in zip(by, inputs, self.key_hashes, strict=True)]
+            by = list(map(_drop_null_keys, by, inputs, self.key_hashes))
         begins, high, low = _match_groups(*by)
         rows = []
         for side, mine in enumerate(by):
@@ -279,11 +280,10 @@ class RunningJoin(RunningOperator):
                 held = found._replace(begins=np.cumsum(sizes))
             rows.append(list_rows(mine, begins[side], held))
         pairs = self._pair_rows(rows, inputs)
-        views = [
-            RowView(pool, references, of.schema)
-            for pool, references, of in zip(pools, (pairs.left, pairs.right), self.node.inputs, strict=True)
-        ]
-        return Updates(PairedRows(views, columns), pairs.rank, pairs.diff, inputs[0].times)
+        left, right = self.node.inputs
+        views = [RowView(pools[0], pairs.left, left.schema), RowView(pools[1], pairs.right, right.schema)]
+        paired = PairedRows(views, columns, self.schema if columns is self.wanted else None)
+        return Updates(paired, pairs.rank, pairs.diff, inputs[0].times)
 
     def _pair_rows(self, rows: Sequence[GroupRows], inputs: Sequence[Updates]) -> Pairs:
         """Pair the rows of both sides.  Raises `CountOverflow`."""
@@ -302,7 +302,7 @@ class RunningJoin(RunningOperator):
 
 
 def _allocate_pairs(n: int) -> Pairs:
-    return Pairs(np.empty(n, np.int32), *(np.empty(n, np.int64) for _ in range(3)))
+    return Pairs(np.empty(n, np.int32), np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.int64))
 
 
 def _match_groups(left: GroupSortedUpdates, right: GroupSortedUpdates) -> tuple[list[Ints], Words, Words]:
@@ -310,8 +310,9 @@ def _match_groups(left: GroupSortedUpdates, right: GroupSortedUpdates) -> tuple[
     n = left.high.size + right.high.size
     begins, others, first = np.empty(n + 1, np.int64), np.empty(n + 1, np.int64), np.empty(n, np.int64)
     g = match_groups(left.high, left.low, right.high, right.low, begins, others, first)
-    high, low = (np.concatenate(each).take(first[:g]) for each in ((left.high, right.high), (left.low, right.low)))
-    return [begins[: g + 1], others[: g + 1]], high, low
+    first = first[:g]
+    high, low = np.concatenate((left.high, right.high)), np.concatenate((left.low, right.low))
+    return [begins[: g + 1], others[: g + 1]], high.take(first), low.take(first)
 
 
 def _drop_null_keys(by: GroupSortedUpdates, updates: Updates, keys: RowHasher) -> GroupSortedUpdates:

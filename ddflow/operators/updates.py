@@ -24,9 +24,8 @@ import pyarrow as pa
 from ddflow.columns.hashing import Ints, Narrow, RowHasher, Secret, Words, compute_identities
 from ddflow.columns.layout import Arena, make_writable
 from ddflow.columns.names import DIFF, TIME
-from ddflow.columns.row_views import RowView
 from ddflow.columns.rows import RowPool, Rows, row_values
-from ddflow.columns.schema import column_arrays, to_array
+from ddflow.columns.schema import TABLES, column_arrays, to_array
 from ddflow.columns.sorting import sort_by_identity, sort_by_words
 from ddflow.errors import AggregateFailed, CountOverflow, ExpressionError, NegativeMultiplicity, NotSingle
 from ddflow.kernels.accumulate import consolidate_diffs
@@ -81,8 +80,8 @@ class Updates(NamedTuple):
         O(n) for ``_time`` and ``_diff``.
         """
         names = schema.names
-        columns = (
-            self.rows.gather_by_name(names) if isinstance(self.rows, RowView) else list(map(self.rows.column, names))
+        columns: list[Any] = (
+            list(map(self.rows.column, names)) if isinstance(self.rows, TABLES) else self.rows.gather_by_name(names)
         )
         if time_type is not None:
             stamps = np.empty(self.ranks.size, np.int64)
@@ -261,6 +260,8 @@ def add_step_rows(pool: RowPool, updates: Updates) -> RowPool:
 def complete_columns(rows: Any, schema: pa.Schema) -> list[pa.Array]:
     """Return the columns of a schema, with nulls for those that the rows lack. O(columns)."""
     there, n = set(rows.schema.names), rows.num_rows
+    if there.issuperset(schema.names):
+        return column_arrays(rows, schema.names)
     return [
         column_arrays(rows, [field.name])[0] if field.name in there else pa.nulls(n, field.type) for field in schema
     ]

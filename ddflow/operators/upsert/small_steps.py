@@ -32,6 +32,7 @@ from ddflow.operators.updates import Updates
 from ddflow.operators.upsert.events import Events, ExpiryChange
 from ddflow.operators.upsert.orders import Order
 from ddflow.operators.upsert.state import UpsertState
+from ddflow.plan.inputs.spec import Tombstone
 from ddflow.trace.batch import ArrangementChange, Batch
 
 
@@ -56,6 +57,8 @@ class SmallSteps:
         deletes = bound.null_deletes
         self.null_place = None if deletes is None or bound.where is not None else self.schema.get_field_index(deletes)
         """The position of the column whose nulls delete keys, if only they delete keys."""
+        self.keeps = not (bound.where or bound.condition or deletes or isinstance(bound.spec.delete, Tombstone))
+        """Whether no event deletes a key."""
         self.stored = list(state.arrangements[0].slots.pool.describe_columns(row).values())
         self.places = [(name, self.schema.get_field_index(name)) for name in row.names]
         self.rows, self.bits, self.room = -1, 0, cast("tuple[Any, ...]", ())
@@ -69,10 +72,10 @@ class SmallSteps:
         arranged = state.arrangements[0]
         if n >= SMALL or state.contents is not None or not arranged.is_indexed or not batch.schema.equals(self.schema):
             return None
-        if self.null_place is None or batch.column(self.null_place).null_count:
-            gone = state.bound.mark_deletes(batch)
-        else:
+        if self.keeps or (self.null_place is not None and not batch.column(self.null_place).null_count):
             gone = np.zeros(n, np.uint8)
+        else:
+            gone = state.bound.mark_deletes(batch)
         columns, filled = list[pa.Array](), list[str]()
         for name, at in self.places:
             columns.append(column := batch.column(at))
