@@ -171,9 +171,8 @@ def collect_first_rows(
     each of its times. Rows that tie with the last of these rows are also collected. Rows that do not fit in ``out`` are
     counted but not written. O(n + (g + rows read) p).
 
-    >>> few, word = np.zeros(1, np.int32), np.array([[7]], np.uint64)
+    >>> few, word, one = np.zeros(1, np.int32), np.array([[7]], np.uint64), lambda *values: np.array(values)
     >>> none = StoredGroups(np.empty(0, np.int64), np.empty((1, 0), np.int64), np.empty((0, 6), np.uint64))
-    >>> one = lambda *values: np.array(values)
     >>> step = StepUpdates(one(0, 1), word[0], word[0], word, one(4), few, one(2))
     >>> out = FoundRows(one(0), one(0), np.empty(1, np.uint8), one(0, 0), one(0), one(0), word[0], one(0))
     >>> collect_first_rows(step, none, 1, True, 1, False, out), out.reference.tolist(), out.now.tolist()
