@@ -105,10 +105,10 @@ class RowSlice(RowView):
 
     def __init__(self, pool: RowPool, references: Array, schema: pa.Schema) -> None:
         super().__init__(pool, references, schema)
-        reference = int(references[0])
+        reference = int(pool.find_positions(references)[0])
         rows = pool.rows[reference >> SLOT & SLOTS]
         assert rows is not None, f"reference {reference} points at a batch that is gone"
-        self._batch, self._row, self._at = rows.columns, reference & ROWS, pool.at
+        self._batch, self._row, self._at = rows.stored_columns, reference & ROWS, pool.at
 
     def gather_by_name(self, names: Sequence[str]) -> list[pa.Array]:
         """Slice the named columns. O(1) each."""

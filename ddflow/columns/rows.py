@@ -41,6 +41,7 @@ from ddflow.kernels.gather import (
     SLOT,
     SLOTS,
     BlockOrder,
+    follow_places,
     gather_bits,
     gather_bytes_by_blocks,
     gather_columns,
@@ -66,16 +67,18 @@ class Rows:
     ``addresses``: uint64[columns, 5]. For each column, this array holds the addresses of the validity bitmap (0 without
     nulls), of the values or offsets, and of the bytes, then the bit positions of row 0 in the validity bitmap and in
     boolean values. ``holes``: a bit for each column, set if the column has a validity bitmap. ``held``: the bytes of
-    the buffers. The constructor is O(columns).
+    the buffers. ``places``: int32[rows], the position of each row in the columns, or None if row i is at position i.
+    The constructor is O(columns).
     """
 
-    __slots__ = ("_columns", "_given", "_table", "addresses", "held", "holes", "schema", "size")
+    __slots__ = ("_columns", "_given", "_table", "addresses", "held", "holes", "places", "schema", "size")
     _columns: list[pa.Array] | None
     _given: Sequence[Column]
     _table: pa.Table | pa.RecordBatch | None
     addresses: Array
     held: int
     holes: int
+    places: Array | None
     schema: pa.Schema
     size: int
 
@@ -87,30 +90,46 @@ class Rows:
 
     @classmethod
     def from_columns(
-        cls, columns: Sequence[Column], shape: ColumnLayouts, size: int, filled: Container[str] = ()
+        cls,
+        columns: Sequence[Column],
+        shape: ColumnLayouts,
+        size: int,
+        filled: Container[str] = (),
+        places: Array | None = None,
     ) -> Rows:
         """Make ``size`` rows from columns. Arrow arrays and a table are built on first use."""
         out = object.__new__(cls)
         out._table, out._given, out._columns = None, columns, None
-        out.schema, out.size = shape.schema, size
+        out.schema, out.size, out.places = shape.schema, size, places
         out.addresses, out.held, holes = find_addresses(columns, shape.ways)
         if holes:
             for i, name in enumerate(shape.names):
                 if name in filled:
                     holes &= ~(1 << i)
         out.holes = holes
+        if places is not None:
+            out.held += places.nbytes
         return out
 
     @property
-    def columns(self) -> list[pa.Array]:
-        """The columns as Arrow arrays."""
+    def stored_columns(self) -> list[pa.Array]:
+        """The columns as Arrow arrays, in the order of positions."""
         if self._columns is None:
             self._columns = to_arrow_arrays(self._given)
         return self._columns
 
     @property
+    def columns(self) -> list[pa.Array]:
+        """The columns as Arrow arrays.  O(rows) for each column, each time, if the rows have places."""
+        if self.places is None:
+            return self.stored_columns
+        return gather_arrays(RowPool(self.schema, [self]), np.arange(self.size), self.schema)
+
+    @property
     def table(self) -> pa.Table | pa.RecordBatch:
-        """The rows as a table or record batch."""
+        """The rows as a table or record batch.  O(rows) for each column, each time, if the rows have places."""
+        if self.places is not None:
+            return pa.RecordBatch.from_arrays(self.columns, schema=self.schema)
         if self._table is None:
             self._table = pa.RecordBatch.from_arrays(self.columns, schema=self.schema)
         return self._table
@@ -147,7 +166,9 @@ class RowPool:
         self.at = {name: i for i, name in enumerate(schema.names)}
         self.rows: list[Rows | None] = []
         self.threads, self.holes = ALONE, 0
-        self.addresses = np.zeros((len(schema), 5, 16), np.uint64)
+        self.addresses, self.places = np.zeros((len(schema), 5, 16), np.uint64), np.zeros(16, np.uint64)
+        self.placed = False
+        """Whether a batch has or had rows with places."""
         self._described: dict[int, tuple[Iterable[pa.Field], dict[str, PooledColumn]]] = {}
         for i, each in enumerate(rows):
             self.set_batch(i, each)
@@ -158,12 +179,17 @@ class RowPool:
             self.rows.append(None)
         while number >= self.addresses.shape[2]:
             self.addresses = np.concatenate([self.addresses, np.zeros_like(self.addresses)], axis=2)
+            self.places = np.concatenate([self.places, np.zeros_like(self.places)])
         self.rows[number] = rows
+        if self.placed:
+            self.places[number] = 0
         if rows is None:
             self.addresses[:, :, number] = 0
         else:
             self.addresses[:, :, number] = rows.addresses
             self.holes |= rows.holes
+            if rows.places is not None:
+                self.placed, self.places[number] = True, rows.places.ctypes.data
 
     def describe_columns(self, schema: Iterable[pa.Field]) -> dict[str, PooledColumn]:
         """Describe the columns of the pool that ``schema`` names, by name. O(columns) for each schema, once."""
@@ -184,7 +210,17 @@ class RowPool:
     def copy(self) -> RowPool:
         """Copy the pool. Batches that are set later do not appear in the copy. O(columns * batches)."""
         out = object.__new__(RowPool)  # the copy module would slow down small steps
-        out.__dict__.update(self.__dict__, rows=self.rows.copy(), addresses=self.addresses.copy())
+        out.__dict__.update(
+            self.__dict__, rows=self.rows.copy(), addresses=self.addresses.copy(), places=self.places.copy()
+        )
+        return out
+
+    def find_positions(self, references: Array) -> Array:
+        """Return the references, without flags, with positions in columns in place of row numbers. O(n)."""
+        if not self.placed:
+            return references
+        out = np.empty(references.size, np.int64)
+        follow_places(references, self.places, out)
         return out
 
     def with_events(self, events: Rows) -> RowPool:
@@ -224,6 +260,7 @@ def gather_columns_of_pool(pool: RowPool, references: Array, wanted: Iterable[Po
     plan: list[tuple[int, int, int, int]] = []
     read: list[pa.Buffer] = []
     n, addresses, holes, order = references.size, pool.addresses, pool.holes, None
+    references = pool.find_positions(references)
     for at, how, wide, nullable, kind, name in wanted:
         # numpy allocates from the system's heap, which keeps memory freed by earlier steps.
         validity, nulls = None, 0
@@ -319,8 +356,8 @@ def _take_by_arrow(pool: Sequence[Rows | None], references: Array, at: int, kind
         rows_of = pool[number]
         assert rows_of is not None, f"a reference points at batch {number}, which is gone"
         if numbers.size == 1:
-            return rows_of.columns[at].take(pa.array(rows))
-        parts.append(rows_of.columns[at].take(pa.array(by[begin:end])))
+            return rows_of.stored_columns[at].take(pa.array(rows))
+        parts.append(rows_of.stored_columns[at].take(pa.array(by[begin:end])))
     place = np.empty(order.size, np.int64)
     place[order] = np.arange(order.size)
     return pa.concat_arrays(parts).take(pa.array(place))

@@ -41,6 +41,31 @@ MANY = 1 << 20
 
 
 @kernel
+def follow_places(references: Ints, places: Words, out: Ints) -> None:
+    """Replace the row numbers of batches whose columns are in another order by positions in the columns. O(n).
+
+    Input:
+    - references, int64[n]: the rows.
+    - places, uint64[batches]: the address of int32[rows], the position of each row of a batch, or 0 if row i of the
+      batch is at position i.
+
+    Output:
+    - out, int64[n]: the references, without flags.
+
+    >>> places, out = np.array([1, 0], np.int32), np.empty(2, np.int64)
+    >>> follow_places(np.array([0, (1 << SLOT) | 5]), np.array([places.ctypes.data, 0], np.uint64), out)
+    >>> out.tolist() == [1, (1 << SLOT) | 5]
+    True
+    """
+    for i in range(references.size):
+        r = references[i] & ((SLOTS << SLOT) | ROWS)
+        base = places[r >> SLOT]
+        if base != np.uint64(0):
+            r = (r & (SLOTS << SLOT)) | np.int64(load_u32(base + np.uint64((r & ROWS) << 2)))
+        out[i] = r
+
+
+@kernel
 def _gather_words(references: Ints, bases: Words, width: np.int64, out: np.uint64) -> None:
     """Copy values of a fixed width. O(n).
 

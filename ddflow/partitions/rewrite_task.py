@@ -374,7 +374,7 @@ class _RewriteTask:
                 record, layout = encode_batch(batch)
                 kept = self.home.write(record)
                 part = out.slots.add_batch(decode_batch(kept.batch, layout))
-                out.slots.files[part.slot] = WrittenBatch(kept, layout, batch.rows.table.schema.names)
+                out.slots.files[part.slot] = WrittenBatch(kept, layout, batch.rows.schema.names)
             out.on_disk.append(Run(BatchDescription(NEVER, NEVER, NEVER), [part]))
         return out
 

@@ -21,7 +21,7 @@ import pyarrow.types as pat
 
 from ddflow.columns.hashing import Ints, RowHasher, Secret, compute_identities
 from ddflow.columns.names import TIME, did_you_mean
-from ddflow.columns.rows import row_values
+from ddflow.columns.rows import gather_table, row_values
 from ddflow.dataflow.admission import InputValidator
 from ddflow.dataflow.batcher import Batcher
 from ddflow.dataflow.dataflow import Dataflow
@@ -202,7 +202,7 @@ class _KeyHistoryBuilder:
         ):
             batch = arranged.slots[part.slot]
             at = np.arange(part.begin, part.end)
-            live, rows = batch.live[at] != 0, pa.table(batch.rows.table).take(pa.array(at))
+            live, rows = batch.live[at] != 0, gather_table(arranged.slots.pool, part.references, arranged.schema)
             # The stored row of a deletion lacks the key's values, so the values are taken from `row`.
             own = self.row.schema.names
             columns = [

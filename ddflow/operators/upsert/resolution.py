@@ -21,6 +21,7 @@ from ddflow.columns.sorting import cut_shards
 from ddflow.columns.threads import ALONE
 from ddflow.errors import ErrorText, Option, TieRefused
 from ddflow.kernels.emit import count_updates, emit_updates as emit_updates, emit_values
+from ddflow.kernels.gather import SLOT
 from ddflow.kernels.identity import unmix_words
 from ddflow.kernels.resolve import (
     ERROR,
@@ -44,6 +45,9 @@ from ddflow.time import format_time
 from ddflow.trace.batch import ArrangementChange, Batch, repeat_value
 
 ALL: Flags = np.empty(0, np.uint8)
+BULK = 1 << 16
+"""From this number of versions on, their rows are stored in the order of the events, because a copy in another order
+reads memory at random."""
 EMITTED = 4
 """The estimated time to write the updates of one event, in nanoseconds."""
 Spans = list[tuple[int, int]]
@@ -360,6 +364,20 @@ class Resolved:
         rest = iter(gather_columns_of_pool(self.pool, out.row, others))
         return [words[name] if name in words else next(rest) for name in described]
 
+    def _holds_only_events(self, out: Outcomes) -> bool:
+        """Return whether each version has the row of an event, and no commit will write the versions to a file."""
+        return not self.upsert.arrangements[0].slots.lasting and bool(((out.row >> SLOT) == 0).all())
+
+    def _store_rows_of_events(self, out: Outcomes) -> Rows:
+        """Copy the rows of versions in the order of the events, with the place of each version. O(events)."""
+        kept = np.zeros(int(out.row.max()) + 1, np.bool_)
+        kept[out.row] = True
+        place = np.cumsum(kept, dtype=np.int32) - np.int32(1)
+        columns = gather_columns_of_pool(
+            self.pool, np.flatnonzero(kept), self.pool.describe_columns(self.upsert.stored).values()
+        )
+        return Rows.from_columns(columns, self.pool.shape, out.row.size, places=place[out.row])
+
     def _build_change(
         self, begin: int, end: int, versions: int, live_added: int, tombstones_added: int
     ) -> ArrangementChange:
@@ -367,11 +385,14 @@ class Resolved:
         at = int(self.rows.by.starts[begin])
         whole = len(self.spans) == 1 and versions == self.out.high.size
         out = self.out if whole else self.out.slice_versions(at, at + versions, begin, end)
-        order, shape = self.upsert.order, self.pool.shape
-        columns = self._build_stored_columns(out)
-        for field in order.hidden:
-            columns.append(self.rows.hidden_column(field.name).take(pa.array(out.event)))
-        rows = Rows.from_columns(columns, shape, versions)
+        order = self.upsert.order
+        if versions >= BULK and not order.hidden and self._holds_only_events(out):
+            rows = self._store_rows_of_events(out)
+        else:
+            columns = self._build_stored_columns(out)
+            for field in order.hidden:
+                columns.append(self.rows.hidden_column(field.name).take(pa.array(out.event)))
+            rows = Rows.from_columns(columns, self.pool.shape, versions)
         words = self.rows.words[out.event] if order.words else np.empty((versions, 0), np.int64)
         high, low, live = out.high, out.low, out.live
         time = out.time
