@@ -48,6 +48,8 @@ Ints = np.ndarray[Any, np.dtype[np.int64]]
 Narrow = np.ndarray[Any, np.dtype[np.int32]]
 NONE: Words = np.empty(0, np.uint64)
 ALL_VALID: Flags = np.empty(0, np.uint8)
+CACHED = 1 << 15
+"""The number of rows whose hash states fit into the processor's cache."""
 Read = Callable[[pa.Array], Words]
 """A function that computes one word for each value of a column."""
 Absorb = Callable[[Words, pa.Array, Flags], None]
@@ -247,7 +249,7 @@ class RowHasher:
             if n < SMALL and self.plan is not None:
                 self._hash_few_rows(columns, True, high, low)
                 return high, low
-            kernels.finish_hashes(self._absorb_columns(columns, n), high, low)
+            self._hash_many_rows(columns, n, high, low)
             return high, low
         given, present = self.word(columns[0]), ALL_VALID
         if columns[0].null_count:
@@ -274,7 +276,7 @@ class RowHasher:
         elif n < SMALL and self.plan is not None:
             self._hash_few_rows(columns, False, high, NONE)
         elif columns:
-            kernels.finish_hashes(self._absorb_columns(columns, n), high, NONE)
+            self._hash_many_rows(columns, n, high, NONE)
         else:
             high[:] = 0
         return high
@@ -296,12 +298,18 @@ class RowHasher:
         addresses = find_addresses(columns, self.ways)[0]
         kernels.hash_rows(addresses, self.plan, *self.secret, identities, high, low)
 
-    def _absorb_columns(self, columns: Sequence[pa.Array], n: int) -> Words:
-        state = np.empty((n, 4), np.uint64)
-        kernels.start_hashes(*self.secret, state)
-        for absorb, column in zip(self.absorb, columns, strict=True):
-            absorb(state, column, unpack_validity(column) if column.null_count else ALL_VALID)
-        return state
+    def _hash_many_rows(self, columns: Sequence[pa.Array], n: int, high: Words, low: Words) -> None:
+        """Hash all columns of n rows, column by column for each `CACHED` rows."""
+        states, given = np.empty((min(n, CACHED), 4), np.uint64), columns
+        for begin in range(0, n, CACHED):
+            end = min(begin + CACHED, n)
+            state = states[: end - begin]
+            kernels.start_hashes(*self.secret, state)
+            if n > CACHED:
+                given = slice_columns(columns, begin, end)
+            for absorb, column in zip(self.absorb, given, strict=True):
+                absorb(state, column, unpack_validity(column) if column.null_count else ALL_VALID)
+            kernels.finish_hashes(state, high[begin:end], low[begin:end])
 
 
 def build_hash_plan(schema: pa.Schema, places: Sequence[str] | None = None) -> Ints | None:
@@ -424,7 +432,7 @@ def _absorb_fixed_width(size: int, state: Words, column: pa.Array, present: Flag
         return
     parts = np.frombuffer(column.buffers()[1], np.uint64, len(column) * size // 8, column.offset * size)
     for i in range(size // 8):
-        kernels.absorb_words(state, np.ascontiguousarray(parts[i :: size // 8]).copy(), present)
+        kernels.absorb_words(state, np.array(parts[i :: size // 8]), present)
 
 
 def _absorb_fixed_bytes(size: int, state: Words, column: pa.Array, present: Flags) -> None:

@@ -55,7 +55,7 @@ def sort_by_identity(high: Words, low: Words, arena: Arena | None = None, thread
     ``arena``: the memory for the result.
     """
     n, arena = high.size, arena or Arena()
-    bits = min(max((n - 1).bit_length(), 1), 20) if n else 1
+    bits = min(max((n - 1).bit_length(), 1), 22) if n else 1
     empty = arena.choose_allocator(n)
     permutation, starts = empty(n, np.int32), empty(n + 1, np.int32)
     ids, seconds = empty(n, np.uint64), empty(low.size, np.uint64)
@@ -71,7 +71,7 @@ def sort_by_identity(high: Words, low: Words, arena: Arena | None = None, thread
     work, parts = [], []
     for each, (begin, end) in zip(ranges, pairwise(ends), strict=True):
         m = end - begin
-        size = min(max((m - 1).bit_length(), 1), 20) if m else 1
+        size = min(max((m - 1).bit_length(), 1), 22) if m else 1
         scratch = empty(1 << size, np.int32), empty(m + 1, np.int32), empty(m, np.int32), empty(m + 1, np.uint64)
         parts.append(empty(m + 1, np.int32))
         out = permutation[begin:end], ids[begin:end], seconds[begin:end], parts[-1]

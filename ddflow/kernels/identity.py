@@ -213,10 +213,16 @@ def _absorb_string(
         a, b, c, d = _sip_round(a, b, c, d ^ word)
         a ^= word
         at += np.uint64(8)
-    if size & np.uint64(7) != np.uint64(0):
-        word = np.uint64(0)
-        for j in range(size & np.uint64(7)):
-            word |= load_u8(at + np.uint64(j)) << np.uint64(8 * j)
+    rest = size & np.uint64(7)
+    if rest != np.uint64(0):
+        if size > np.uint64(8):  # read the last bytes with those before them
+            word = load_u64(at + rest - np.uint64(8)) >> (np.uint64(64) - (rest << np.uint64(3)))
+        elif rest >= np.uint64(4):  # the first and the last four bytes overlap
+            word = load_u32(at) | (load_u32(at + rest - np.uint64(4)) << ((rest << np.uint64(3)) - np.uint64(32)))
+        else:  # the first, the middle and the last byte, of which some can be the same
+            half = rest >> np.uint64(1)
+            word = load_u8(at) | (load_u8(at + half) << (half << np.uint64(3)))
+            word |= load_u8(at + rest - np.uint64(1)) << ((rest << np.uint64(3)) - np.uint64(8))
         a, b, c, d = _sip_round(a, b, c, d ^ word)
         a ^= word
     return a, b, c, d

@@ -21,6 +21,13 @@ CROWD = 24
 """A bucket with more rows than this is sorted by merging, and a smaller bucket by insertion."""
 
 
+DIRECT = 17
+"""Up to this number of leading bits, rows are distributed over all buckets at once.
+
+With more buckets, most writes would miss the caches, so rows are distributed twice, by half of the bits each time.
+"""
+
+
 @kernel
 def _is_identity_greater(high: Words, low: Words, i: int, j: int) -> bool:
     """Return whether identity i is greater than identity j."""
@@ -210,6 +217,46 @@ def sort_buckets(ends: Narrow, permutation: Narrow, sorted_high: Words, sorted_l
 
 
 @kernel
+def _refine_buckets(
+    coarse: Narrow, bits: np.int64, ends: Narrow, permutation: Narrow, sorted_high: Words, sorted_low: Words
+) -> None:
+    """Distribute the rows of each bucket over smaller buckets, stably. O(n + smaller buckets).
+
+    - coarse, int32[buckets]: where each bucket ends.
+    - bits: the number of leading bits that are equal in a smaller bucket.
+    - ends, int32[2**bits]: where each smaller bucket ends, which the kernel writes.
+    """
+    most, first, size = np.int64(0), np.int64(0), ends.size // coarse.size
+    shift, mask = np.uint64(64 - bits), np.uint64(size - 1)
+    for bucket in range(coarse.size):
+        most, first = max(most, np.int64(coarse[bucket]) - first), np.int64(coarse[bucket])
+    rows, high, low = np.empty(most, np.int32), np.empty(most, np.uint64), np.empty(most, np.uint64)
+    first = np.int64(0)
+    for bucket in range(coarse.size):
+        n, at = np.int64(coarse[bucket]) - first, ends[bucket * size : (bucket + 1) * size]
+        at[:] = 0
+        for i in range(n):
+            word = sorted_high[first + i]
+            rows[i], high[i] = permutation[first + i], word
+            if sorted_low.size != 0:
+                low[i] = sorted_low[first + i]
+            at[np.int64((word >> shift) & mask)] += 1
+        total = first
+        for b in range(size):
+            count = at[b]
+            at[b] = total
+            total += count
+        for i in range(n):
+            b = np.int64((high[i] >> shift) & mask)
+            to = np.int64(at[b])
+            at[b] = to + 1
+            permutation[to], sorted_high[to] = rows[i], high[i]
+            if sorted_low.size != 0:
+                sorted_low[to] = low[i]
+        first += n
+
+
+@kernel
 def find_group_starts(sorted_high: Words, sorted_low: Words, starts: Narrow) -> int:
     """Write where each group of equal identities begins, and then ``n``. Return the number of groups. O(n).
 
@@ -264,9 +311,13 @@ def sort_rows(
     (2, [1, 0])
     """
     size = np.int64(bits)
-    count_buckets(high, size, at)
-    compute_bucket_starts(at)
-    fill_buckets(high, low, size, at, permutation, sorted_high, sorted_low)
+    few = size if size <= DIRECT else size // 2
+    coarse = at if size <= DIRECT else np.empty(1 << few, np.int32)
+    count_buckets(high, few, coarse)
+    compute_bucket_starts(coarse)
+    fill_buckets(high, low, few, coarse, permutation, sorted_high, sorted_low)
+    if few < size:
+        _refine_buckets(coarse, size, at, permutation, sorted_high, sorted_low)
     sort_buckets(at, permutation, sorted_high, sorted_low)
     return find_group_starts(sorted_high, sorted_low, starts)
 

@@ -11,6 +11,7 @@ import pytest
 from kinds import ENCODED, FLAT, PLAIN, pieces
 from rules import canonical
 
+from ddflow.columns import hashing
 from ddflow.columns.hashing import (
     Secret,
     compute_identities,
@@ -187,3 +188,12 @@ def test_validity_and_flags_are_read_at_odd_offsets() -> None:
             present = unpack_validity(part)
             assert (present.tolist() or [1] * len(part)) == [value is not None for value in expected]
     assert unpack_validity(pa.nulls(3)).tolist() == [0, 0, 0] and unpack_validity(pa.array([1, 2])).size == 0
+
+
+@pytest.mark.parametrize("kind", PLAIN)
+def test_rows_hashed_in_several_blocks_have_the_same_hashes(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    array = pa.concat_arrays([PLAIN[kind].slice(1), PLAIN[kind], PLAIN[kind]])
+    fill = pa.array([0] * len(array))
+    expected = ids(array, fill), hashes(fill, array)
+    monkeypatch.setattr(hashing, "CACHED", 3)
+    assert (ids(array, fill), hashes(fill, array)) == expected

@@ -15,7 +15,7 @@ from rules import canonical, rank
 from ddflow.columns.hashing import Secret, compute_value_hashes
 from ddflow.columns.layout import make_writable
 from ddflow.columns.order_words import dense_ranks
-from ddflow.columns.row_views import RowView
+from ddflow.columns.row_views import RowSlice, RowView
 from ddflow.columns.rows import RowPool, Rows, gather_table
 from ddflow.columns.threads import Threads
 from ddflow.errors import TooLarge
@@ -239,3 +239,21 @@ def test_dense_ranks_compare_columns_left_to_right(rows: list[tuple[float | None
 def test_rows_without_columns_are_all_equal() -> None:
     table = pa.table({"a": [1, 2]}).select([])
     assert dense_ranks(table, np.zeros(table.num_rows, np.uint64)).tolist() == [0] * table.num_rows
+
+
+@pytest.mark.parametrize("kind", PLAIN)
+def test_rows_with_places_are_the_rows_in_the_order_of_places(kind: str) -> None:
+    array = PLAIN[kind]
+    n, schema = len(array), pa.schema({"n": pa.int64(), "v": array.type})
+    table = pa.table({"n": range(n), "v": array}, schema)
+    places = np.array([*range(n - 1, -1, -1), 0], np.int32)
+    rows = Rows.from_columns([c.combine_chunks() for c in table.columns], RowPool(schema).shape, n + 1, (), places)
+    expected = [values(array)[place] for place in places]
+    assert values(rows.table.column("v")) == values(rows.columns[1]) == expected
+    pool = RowPool(schema, [None, Rows(table), rows])
+    asked = [(i % 2 + 1, i * 5 % n) for i in range(3 * n)]
+    found = gather_table(pool.copy(), references(*asked), schema)
+    assert values(found["v"]) == [(expected if slot == 2 else values(array))[row] for slot, row in asked]
+    assert values(RowSlice(pool, references((2, n)), schema).column("v")) == expected[n:]
+    pool.set_batch(2, Rows(table))  # the number of a batch is used again
+    assert values(gather_table(pool, references((2, 1)), schema)["v"]) == values(array)[1:2]

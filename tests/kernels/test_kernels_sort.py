@@ -143,3 +143,11 @@ def test_two_threads_sort_as_one_does() -> None:
         threads.waking = 1
         found = sort_by_identity(high, words([]), threads=threads)
     assert all(np.array_equal(a, b) for a, b in zip(found, sort_by_identity(high, words([])), strict=True))
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+@pytest.mark.parametrize("bits", [18, 19])
+def test_rows_that_are_distributed_twice_are_sorted_stably(kind: str, bits: int) -> None:
+    high = distribution(kind, 150)
+    for low in (None, [i * 31 % 5 for i in range(150)]):
+        assert_sorted(high, low, bits, [TOP // 3])

@@ -109,14 +109,15 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
 
 
 def same(monkeypatch: pytest.MonkeyPatch, *given: Any, place: Path | None = None, **options: Any) -> None:
-    """Assert that few and many updates are the same, row by row."""
+    """Assert that few and many updates are the same, row by row, also if rows are stored in the order of events."""
     found = []
-    for least in (0, 1 << 40):
+    for least, bulk in ((0, 1 << 40), (1 << 40, 1 << 40), (0, 1)):
+        monkeypatch.setattr(resolution, "BULK", bulk)
         for module in (resolution, small_steps):
             monkeypatch.setattr(module, "SMALL", least)
-        found.append(run(*given, None if place is None else place / str(least), **options))
-    for one, other in zip(*found, strict=True):
-        assert one.equals(other)
+        found.append(run(*given, None if place is None else place / f"{least}-{bulk}", **options))
+    for each in zip(*found, strict=True):
+        assert each[0].equals(each[1]) and each[0].equals(each[2])
 
 
 @pytest.mark.parametrize("held_back", [False, True])
