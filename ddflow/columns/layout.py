@@ -143,6 +143,8 @@ def to_arrow_arrays(columns: Iterable[Column]) -> list[pa.Array]:
 
 SMALL = 256
 """An array with fewer elements than this is not placed in the block of an arena."""
+BULK = 1 << 16
+"""From this number of rows on, it pays to find out first whether rows need to be copied or moved."""
 STAGGER = 5 * 64
 """Bytes between arrays of an arena: an odd number of cache lines, so that arrays begin in different cache sets."""
 

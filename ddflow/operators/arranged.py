@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from ddflow.columns.hashing import NONE, Ints, RowHasher, Secret, Words
-from ddflow.columns.layout import Arena
+from ddflow.columns.layout import BULK, Arena
 from ddflow.columns.names import TIMES, check_column_names, check_columns_exist, parse_column_names
 from ddflow.columns.row_views import HeldRows
 from ddflow.columns.rows import RowPool, Rows, gather_columns_of_pool, row_values
@@ -143,10 +143,13 @@ class RunningArrange(RunningOperator):
         by = self.group_updates(updates, self.keys)
         self._check_sums(by, updates)
         times = np.maximum(updates.times, min(since, int(updates.times[-1]))) if updates.times.size else updates.times
-        out = SummedRows.allocate(by.diffs.size, by.more.shape[1], grouped=False)
-        more = to_identity_words(by.more)
-        n = net_differences(by.high, by.low, more, times.take(by.ranks), by.diffs, by.places, out)
-        places, diffs, words, high, low, stamps = map(itemgetter(slice(n)), cast(Any, out))
+        high, low, words, places, _, diffs = by
+        stamps, n = times.take(by.ranks), diffs.size
+        # If the rows of a large step are distinct, they are already the run.
+        if n < BULK or not (mark_first_of_keys(high, low, words).all() and diffs.all()):
+            out = SummedRows.allocate(n, words.shape[1], grouped=False)
+            n = net_differences(high, low, to_identity_words(words), stamps, diffs, places, out)
+            places, diffs, words, high, low, stamps = map(itemgetter(slice(n)), cast(Any, out))
         if n and stamps[0] == stamps[-1] and (stamps == stamps[0]).all():
             stamps = repeat_value(int(stamps[0]), n, np.int64)
         given = Rows.from_columns(column_arrays(updates.rows, self.whole.names), self.given.shape, updates.diffs.size)
@@ -164,7 +167,8 @@ class RunningArrange(RunningOperator):
             if len(rows.schema) < len(self.fields):  # a join of a later stage gets only the columns that it reads
                 rows = HeldRows(complete_columns(rows, self.identified), self.identified)
             words = self.compute_row_words(rows)
-            self.grouped = updates, GroupSortedUpdates.sort_by_words(updates, self.keys, words, self.arena)
+            arena = self.arena if updates.diffs.size < BULK else None  # a run can keep the memory of a large step
+            self.grouped = updates, GroupSortedUpdates.sort_by_words(updates, self.keys, words, arena)
         return self.grouped[1]
 
     def apply(self, changes: Sequence[Any], upper: int, since: int) -> None:

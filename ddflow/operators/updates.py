@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 
 from ddflow.columns.hashing import Ints, Narrow, RowHasher, Secret, Words, compute_identities
-from ddflow.columns.layout import Arena, make_writable
+from ddflow.columns.layout import BULK, Arena, make_writable
 from ddflow.columns.names import DIFF, TIME
 from ddflow.columns.rows import RowPool, Rows, row_values
 from ddflow.columns.schema import TABLES, column_arrays, to_array
@@ -145,12 +145,19 @@ class GroupSortedUpdates(NamedTuple):
         by = sort_by_words(high, low, more, arena)
         places = by.permutation.astype(np.int64)
         more = more.take(by.permutation, 0)
-        return cls(by.high, by.low, more, places, updates.ranks.take(places), updates.diffs.take(places))
+        ranks, diffs = (_take_values(each, places) for each in (updates.ranks, updates.diffs))
+        return cls(by.high, by.low, more, places, ranks, diffs)
 
     def take(self, kept: Ints) -> GroupSortedUpdates:
         """Take the updates at some positions, which must ascend."""
         columns: Any = [column.take(kept, 0) for column in self]
         return GroupSortedUpdates(*columns)
+
+
+def _take_values(values: Any, places: Ints) -> Any:
+    """Take all values in the order of ``places``. If many values are equal, they are only copied. O(n)."""
+    equal = values.size >= BULK and bool((values == values[0]).all())
+    return values.copy() if equal else values.take(places)
 
 
 def build_time_column(times: Ints, kind: pa.DataType) -> pa.Array:

@@ -22,7 +22,7 @@ def numbered(keys: list[tuple[int, int]], wide: bool, bits: int) -> tuple[list[i
     high = np.array([high for high, _ in keys], np.uint64)
     low = np.array([low for _, low in keys] if wide else [], np.uint64)
     groups, first = np.full(n, -7, np.int32), np.full(n, -7, np.int64)
-    found = number_groups(high, low, np.int64(bits), np.full(1 << bits, -1, np.int32), groups, first)
+    found = number_groups(high, low, np.int64(bits), np.empty(1 << bits, np.int32), groups, first)
     return groups.tolist(), first[:found].tolist()
 
 
@@ -42,3 +42,11 @@ def test_identities_that_all_want_the_last_slot_find_others(wide: bool) -> None:
     keys = [(TOP, i) if wide else (TOP - i, 0) for i in range(50)] * 2
     numbers, first = numbered(keys, wide, 7)
     assert numbers == [*range(50)] * 2 and first == [*range(50)]
+
+
+def test_a_table_grows_with_the_number_of_groups() -> None:
+    chance = np.random.default_rng(1)
+    for spread in (1 << 40, 1):
+        keys = [(int(each) * spread, 0) for each in chance.integers(0, 1 << 14, 40_000)]
+        order = {key: i for i, key in enumerate(dict.fromkeys(keys))}
+        assert numbered(keys, False, 17)[0] == [order[key] for key in keys]

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from ddflow.columns.hashing import NONE, Flags, Ints, Narrow, unpack_validity
-from ddflow.columns.layout import SMALL, Arena, Column, ColumnBuffers, fixed_width
+from ddflow.columns.layout import BULK, SMALL, Arena, Column, ColumnBuffers, fixed_width
 from ddflow.columns.row_views import RowView
 from ddflow.columns.rows import RowPool, Rows, gather_columns_of_pool, gather_table, row_values
 from ddflow.columns.sorting import cut_shards
@@ -45,9 +45,6 @@ from ddflow.time import format_time
 from ddflow.trace.batch import ArrangementChange, Batch, repeat_value
 
 ALL: Flags = np.empty(0, np.uint8)
-BULK = 1 << 16
-"""From this number of versions on, their rows are stored in the order of the events, because a copy in another order
-reads memory at random."""
 EMITTED = 4
 """The estimated time to write the updates of one event, in nanoseconds."""
 Spans = list[tuple[int, int]]
