@@ -244,9 +244,9 @@ def _refine_buckets(
                 low[i] = sorted_low[first + i]
             at[np.int64((word >> shift) & mask)] += 1
         total = first
-        for b in range(size):
-            count = at[b]
-            at[b] = total
+        for j in range(size):
+            count = at[j]
+            at[j] = total
             total += count
         for i in range(n):
             b = np.int64((high[i] >> shift) & mask)
@@ -255,7 +255,7 @@ def _refine_buckets(
             permutation[to], sorted_high[to] = rows[i], high[i]
             if sorted_low.size != 0:
                 sorted_low[to] = low[i]
-        first += n
+        first = np.int64(coarse[bucket])
 
 
 @kernel
