@@ -1,9 +1,8 @@
-"""Sort rows by identity, and number equal identities.
+"""Sort rows by identity.
 
 A counting sort by the leading bits distributes rows over buckets. The rows within each bucket are then sorted.
 Identities are uniform, so a bucket has about one row. If a key has many rows, the bucket of the key is large. A large
 bucket is sorted by merging its ascending sequences. `sort_within_groups` then sorts by the other words of identities.
-`number_groups` numbers equal identities without sorting, which is faster for few groups.
 
 Guarantees: the sort is stable, so events of one key keep their order of arrival.
 Limits: the kernels read only identities and numbers, never keys, times or other columns.
@@ -17,8 +16,6 @@ from ddflow.kernels.arrays import Ints, Narrow, Words, Words2d
 from ddflow.kernels.compile import kernel
 from ddflow.kernels.pointer import load_u64
 
-FIRST = 12
-"""The binary logarithm of the number of slots with which `number_groups` begins."""
 CROWD = 24
 """A bucket with more rows than this is sorted by merging, and a smaller bucket by insertion."""
 
@@ -569,54 +566,4 @@ def sort_within_groups(permutation: Narrow, groups: Narrow, more: Words2d, scrat
                 starts[found] = place
                 found += 1
     starts[found] = permutation.size
-    return found
-
-
-@kernel
-def number_groups(high: Words, low: Words, bits: np.int64, table: Narrow, groups: Narrow, first: Ints) -> int:
-    """Assign a number to each group of equal identities, and return the number of groups. O(n) expected.
-
-    - high, low, uint64[n]: the identity of each row (low has size 0 for one-word identities).
-    - table, int32[2**bits]: scratch memory, larger than n. The kernel uses a small part first, because few groups then
-      stay in the processor's cache.
-    - groups, int32[n]: the group number of each row, which the kernel writes.
-    - first, int64: the first row of each group, which the kernel writes. The array must have space for all groups.
-
-    >>> number_groups(np.zeros(1, np.uint64), np.empty(0, np.uint64), np.int64(1), np.empty(2, np.int32),
-    ...       np.empty(1, np.int32), np.empty(1, np.int64))
-    1
-
-    >>> import numpy as np
-    >>> high, none = np.array([9, 2**63, 9], np.uint64), np.empty(0, np.uint64)
-    >>> groups, first = np.empty(3, np.int32), np.empty(3, np.int64)
-    >>> (number_groups(high, none, np.int64(3), np.empty(8, np.int32), groups, first), groups.tolist(),
-    ... first[:2].tolist())
-    (2, [0, 1, 0], [0, 1])
-    """
-    used = min(bits, np.int64(FIRST))
-    shift, mask = np.uint64(64 - used), (np.int64(1) << used) - 1
-    table[: mask + 1] = -1
-    found = 0
-    for i in range(high.size):
-        if found > mask >> 1 and used < bits:
-            used = min(used + 2, bits)
-            shift, mask = np.uint64(64 - used), (np.int64(1) << used) - 1
-            table[: mask + 1] = -1
-            for number in range(found):
-                slot = np.int64(high[first[number]] >> shift)
-                while table[slot] >= 0:
-                    slot = (slot + 1) & mask
-                table[slot] = number
-        slot = np.int64(high[i] >> shift)
-        while True:
-            number = table[slot]
-            if number < 0:
-                table[slot], groups[i], first[found] = found, found, i
-                found += 1
-                break
-            row = first[number]
-            if high[row] == high[i] and (low.size == 0 or low[row] == low[i]):
-                groups[i] = number
-                break
-            slot = (slot + 1) & mask
     return found

@@ -28,9 +28,9 @@ from ddflow.columns.rows import RowPool, Rows, row_values
 from ddflow.columns.schema import TABLES, column_arrays, to_array
 from ddflow.columns.sorting import sort_by_identity, sort_by_words
 from ddflow.errors import AggregateFailed, CountOverflow, ExpressionError, NegativeMultiplicity, NotSingle
-from ddflow.kernels.accumulate import consolidate_diffs
+from ddflow.kernels.accumulate import consolidate_diffs, number_groups
 from ddflow.kernels.emit import map_ranks_to_times
-from ddflow.kernels.sort import number_groups, order_by_rank
+from ddflow.kernels.sort import order_by_rank
 
 INT64, DIFFS = pa.int64(), pa.field(DIFF, pa.int64(), nullable=False)
 
@@ -253,7 +253,6 @@ def number_identities(high: Words, low: Words, arena: Arena) -> tuple[Narrow, In
     n = high.size
     bits, empty = max(n.bit_length() + 1, 2), arena.choose_allocator(n)
     table, number, first = empty(1 << bits, np.int32), empty(n, np.int32), empty(n, np.int64)
-    table[:] = -1
     m = number_groups(high, low, np.int64(bits), table, number, first)
     return number, first[:m]
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from ddflow.kernels.sort import number_groups
+from ddflow.kernels.accumulate import number_groups
 
 pytestmark = pytest.mark.kernels
 TOP = 2**64 - 1
