@@ -1,14 +1,15 @@
 """Map each identity to its entry, in a hash table with open addressing, ordered by hash.
 
-The table is divided into shards: equal ranges of slots for equal ranges of identities. An entry is a row of words:
-first identity word, value hash, reference (0 marks an empty slot), the second identity word if there is one, then the
-order words.
+The table is divided into shards: ranges of identities, each with its own memory. A shard has the identities with equal
+leading bits. A *directory* has a row for each value of the leading bits, with the address of the shard. An entry is a
+row of words: first identity word, value hash, reference (0 marks an empty slot), the second identity word if there is
+one, then the order words. A *place* is the address of an entry.
 
-Guarantees: an entry is at or after its home slot, in the same shard, without an empty slot in between. Therefore sorted
-keys read the table from front to back, and threads can write different shards at the same time. `evict_entries` keeps
-this order in place.
-Limits: probes do not wrap around. If a probe reaches the end of its shard, the kernel returns a special value, and the
-caller rebuilds the table. Entries have neither column values nor history.
+Guarantees: an entry is at or after its home slot, in its shard, without an empty slot in between. The last slot of a
+shard is empty. Therefore sorted keys read the table from front to back, and threads can write different shards at the
+same time. `evict_entries` keeps this order in place.
+Limits: a probe that reaches the last slot does not wrap around; the caller makes the shard larger. Entries have neither
+column values nor history. The caller keeps the memory of all shards.
 """
 
 from typing import Any
@@ -17,9 +18,13 @@ import numpy as np
 
 from ddflow.kernels.arrays import Flags, Ints, Ints2d, Narrow, Words, Words2d
 from ddflow.kernels.compile import kernel
-from ddflow.kernels.pointer import mulhi, prefetch
+from ddflow.kernels.pointer import load_u64, mulhi, prefetch, store_u64
 
 ID, VALUE, REF, LOW = 0, 1, 2, 3
+START, HOMES, BITS, OWNER, USED, MOST, END = range(7)
+"""The columns of the directory: the address of the shard, the number of its home slots, the number of leading bits that
+its identities share, the first row of the directory for this shard, the number of entries and their maximum (only in
+this first row), and the address of the last slot."""
 BATCH, BATCHES = 40, (1 << 20) - 1
 """The lowest bit and the mask of the batch number in a reference, as in ``kernels.gather``."""
 AHEAD = 24
@@ -27,41 +32,42 @@ AHEAD = 24
 
 Keys ascend, but their slots are too far apart for the hardware prefetcher.
 """
-ONE, NEXT = np.uint64(1), np.uint64(64)
+ONE, NEXT, WORD = np.uint64(1), np.uint64(64), np.uint64(8)
+VALUE_AT, REF_AT, LOW_AT = np.uint64(8 * VALUE), np.uint64(8 * REF), np.uint64(8 * LOW)
+
+
+def describe_shard(table: Words2d, homes: int, bits: int, owner: int, most: int) -> list[int]:
+    """Return the rows of the directory for an empty shard. See `START`.
+
+    >>> describe_shard(np.zeros((4, 3), np.uint64), homes=2, bits=0, owner=0, most=2)[1:6]
+    [2, 0, 0, 0, 2]
+    """
+    start = table.ctypes.data
+    return [start, homes, bits, owner, 0, most, start + table.nbytes - table.strides[0]]
 
 
 @kernel
-def _compute_home_slot(high: np.uint64, capacity: np.uint64, shards: np.uint64, slots: np.uint64) -> np.int64:
-    """Compute the home slot of an identity.
+def _find_home(directory: Words2d, shift: np.uint64, line: np.uint64, high: np.uint64) -> np.uint64:
+    """Compute the address of the home slot of an identity. ``line``: the number of bytes of a slot.
 
-    capacity: the number of home slots in a shard. slots: the number of slots of a shard, including spare slots.
-
-    >>> int(_compute_home_slot(np.uint64(2**63 + 2**62), np.uint64(8), np.uint64(2),
-    ...     np.uint64(10)))  # half of shard 2
-    14
+    >>> table = np.zeros((10, 3), np.uint64)
+    >>> directory = np.array([describe_shard(table, 8, 0, 0, 8)] * 2, np.uint64)
+    >>> int(_find_home(directory, np.uint64(63), np.uint64(24), np.uint64(2**63 + 2**62))) - table.ctypes.data
+    144
     """
-    if shards == ONE:
-        return np.int64(mulhi(high, capacity))
-    return np.int64(mulhi(high, shards) * slots + mulhi(high * shards, capacity))
+    row = high >> shift
+    slot = mulhi(high << directory[row, BITS], directory[row, HOMES])
+    return np.uint64(directory[row, START] + slot * line)
 
 
 @kernel
-def _find_slot(
-    table: Words, slot: np.int64, high: np.uint64, low: np.uint64, wide: bool, shards: np.uint64, slots: np.uint64
-) -> np.int64:
-    """Find the first slot at or after ``slot`` that is empty or has the identity.
-
-    Return -1 if the search goes past the end of the identity's shard.
-    """
-    while slot < table.shape[0]:
-        if table[slot, REF] == np.uint64(0):
-            # An entry with the wanted identity is always in its shard, but the first empty slot can be in the next
-            # shard.
-            return slot if shards == ONE or slot < np.int64((mulhi(high, shards) + ONE) * slots) else np.int64(-1)
-        if table[slot, ID] == high and (not wide or table[slot, LOW] == low):
-            return slot
-        slot += 1
-    return np.int64(-1)
+def _find_entry(entry: np.uint64, line: np.uint64, high: np.uint64, low: np.uint64, wide: bool) -> np.uint64:
+    """Find the first slot at or after ``entry`` that is empty or has the identity. Return its address."""
+    while load_u64(entry + REF_AT) != np.uint64(0):
+        if load_u64(entry) == high and (not wide or load_u64(entry + LOW_AT) == low):
+            break
+        entry += line
+    return entry
 
 
 @kernel
@@ -73,9 +79,9 @@ def _prefetch_slot(home: np.uint64) -> None:
 
 @kernel
 def look_up_keys(
-    table: Words2d,
-    capacity: np.uint64,
-    shards: np.uint64,
+    directory: Words2d,
+    shift: np.uint64,
+    line: np.uint64,
     high: Words,
     low: Words,
     starts: Narrow,
@@ -87,61 +93,54 @@ def look_up_keys(
     """Look up the entry of each group of events. O(g) expected.
 
     Input:
-    - table, uint64[slots, width]: the hash table, in ``shards`` shards of ``capacity`` homes each.
+    - directory, uint64[rows, 7]: the directory of the table.
+    - shift: ``high >> shift`` is the row of an identity in the directory. At most 63.
+    - line: the number of bytes of an entry.
     - high, low, uint64[n]: the sorted identities (low has size 0 for one-word identities).
     - starts, int32[g]: the row of ``high`` where each group begins.
 
     Output:
-    - place, int64[g]: the slot of the key, or else the empty slot for it. -1 stands for a slot past the key's shard.
+    - place, int64[g]: the address of the key's entry, or else of the empty slot for it.
     - reference, int64[g]: the reference of the key, 0 for an absent key.
     - value, uint64[g]: the value hash of the key.
     - order, int64[g, w]: the order words of the key.
 
-    >>> place, nothing = np.empty(1, np.int64), np.empty(0, np.uint64)
-    >>> look_up_keys(np.zeros((2, 3), np.uint64), ONE, ONE, np.ones(1, np.uint64), nothing, np.zeros(1, np.int32),
-    ...      place, np.empty(1, np.int64), np.empty(1, np.uint64), np.empty((1, 0), np.int64))
-    >>> int(place[0])
-    0
-
     >>> import numpy as np
     >>> table = np.zeros((8 + 4, 3), np.uint64)
+    >>> probe = np.array([describe_shard(table, 8, 0, 0, 8)] * 2, np.uint64), np.uint64(63), np.uint64(24)
     >>> high, none, order = np.array([5, 2**63], np.uint64), np.empty(0, np.uint64), np.empty((2, 0), np.int64)
     >>> both, value, live = np.array([0, 1]), np.array([7, 8], np.uint64), np.ones(2, np.uint8)
-    >>> write_entries(table, np.uint64(8), ONE, np.array([-1, -1]), both, high, none, value, live, order, 1, 0, 0)
+    >>> write_entries(*probe, np.array([-1, -1]), both, high, none, value, live, order, 1, 0, 0)
     2
     >>> place, reference, value = np.empty(2, np.int64), np.empty(2, np.int64), np.empty(2, np.uint64)
-    >>> look_up_keys(table, np.uint64(8), ONE, high, none, both.astype(np.int32), place, reference, value, order)
-    >>> place.tolist(), reference.tolist()
-    ([0, 4], [1, 2])
+    >>> look_up_keys(*probe, high, none, both.astype(np.int32), place, reference, value, order)
+    >>> (place - table.ctypes.data).tolist(), reference.tolist()
+    ([0, 96], [1, 2])
     """
     wide = low.size != 0
-    first = LOW + 1 if wide else LOW
-    base, line = np.uint64(table.ctypes.data), np.uint64(8 * table.shape[1])
-    slots = np.uint64(table.shape[0]) // shards
+    first = WORD * np.uint64(LOW + 1 if wide else LOW)
     for g in range(place.size):
         if g + AHEAD < place.size:
-            _prefetch_slot(
-                base + np.uint64(_compute_home_slot(high[starts[g + AHEAD]], capacity, shards, slots)) * line
-            )
+            _prefetch_slot(_find_home(directory, shift, line, high[starts[g + AHEAD]]))
         row = starts[g]
-        slot = _compute_home_slot(high[row], capacity, shards, slots)
-        slot = _find_slot(table, slot, high[row], low[row] if wide else np.uint64(0), wide, shards, slots)
-        place[g] = slot
-        if slot < 0 or table[slot, REF] == np.uint64(0):
+        entry = _find_home(directory, shift, line, high[row])
+        entry = _find_entry(entry, line, high[row], low[row] if wide else np.uint64(0), wide)
+        place[g], found = np.int64(entry), load_u64(entry + REF_AT)
+        if found == np.uint64(0):
             reference[g], value[g] = 0, np.uint64(0)
             for w in range(order.shape[1]):
                 order[g, w] = 0
             continue
-        reference[g], value[g] = np.int64(table[slot, REF]), table[slot, VALUE]
+        reference[g], value[g] = np.int64(found), load_u64(entry + VALUE_AT)
         for w in range(order.shape[1]):
-            order[g, w] = np.int64(table[slot, first + w])
+            order[g, w] = np.int64(load_u64(entry + first + WORD * np.uint64(w)))
 
 
 @kernel
 def write_entries(
-    table: Words2d,
-    capacity: np.uint64,
-    shards: np.uint64,
+    directory: Words2d,
+    shift: np.uint64,
+    line: np.uint64,
     place: Ints,
     last: Ints,
     high: Words,
@@ -155,133 +154,123 @@ def write_entries(
 ) -> int:
     """Write the last version of each key to the key's entry. O(g).
 
-    Return the number of new keys, or -1 if a shard is full. If the result is -1, the caller makes a larger table and
-    writes all entries again. The table is then the same as without the failure. The caller reserves space.
+    Return the number of new keys, or -1 - g if the shard of key g is full and key g has no entry. The caller then makes
+    the shard larger, and continues with key g.
 
-    - place, int64[g]: the slots from `look_up_keys`, in the order of identities. -1 starts the search at the home slot.
+    - directory, shift, line: as for `look_up_keys`. The kernel counts the new entries of each shard.
+    - place, int64[g]: the places from `look_up_keys`, by identity. -1 starts the search at the home slot.
     - last, int64[g]: the last version of each key, -1 for a key without a version.
     - high, low, value, uint64[m]: the identity and the value hash of each version.
     - live, uint8[m]: 0 for each version that is a deletion.
     - order, int64[m, w]: the order words of each version.
     - tag, flag: The reference of a live version is ``tag`` + version with ``flag``.
     - tombstone: the reference of each deletion. If ``tombstone`` is 0, the reference is ``tag`` + version.
-    - table, uint64[slots, width]: the hash table, which the kernel writes.
 
-    >>> one, words = np.zeros(1, np.int64), np.ones(1, np.uint64)
-    >>> write_entries(np.zeros((4, 3), np.uint64), np.uint64(2), ONE, one, one, words, words[:0], words, np.ones(1,
-    ...     np.uint8),
-    ...       np.empty((1, 0), np.int64), 8, 16, 0)
-    1
+    >>> one, words, table = np.zeros(2, np.int64) - 1, np.ones(1, np.uint64), np.zeros((4, 3), np.uint64)
+    >>> directory = np.array([describe_shard(table, 2, 0, 0, most=1)] * 2, np.uint64)
+    >>> write_entries(directory, np.uint64(63), np.uint64(24), one, one + 1, words, words[:0], words,
+    ...     np.ones(1, np.uint8), np.empty((1, 0), np.int64), 8, 16, 0), int(directory[0, USED])
+    (1, 1)
     """
     wide = low.size != 0
-    first = LOW + 1 if wide else LOW
+    first = WORD * np.uint64(LOW + 1 if wide else LOW)
     added = 0
-    base, line = np.uint64(table.ctypes.data), np.uint64(8 * table.shape[1])
-    slots = np.uint64(table.shape[0]) // shards
     for g in range(last.size):
         if g + AHEAD < last.size:
-            ahead = place[g + AHEAD]
-            if ahead < 0:
-                ahead = _compute_home_slot(high[max(last[g + AHEAD], 0)], capacity, shards, slots)
-            _prefetch_slot(base + np.uint64(ahead) * line)
+            ahead = np.uint64(place[g + AHEAD])
+            if place[g + AHEAD] < 0:
+                ahead = _find_home(directory, shift, line, high[max(last[g + AHEAD], 0)])
+            _prefetch_slot(ahead)
         i = last[g]
         if i < 0:
             continue
-        slot = place[g] if place[g] >= 0 else _compute_home_slot(high[i], capacity, shards, slots)
-        slot = _find_slot(table, slot, high[i], low[i] if wide else np.uint64(0), wide, shards, slots)
-        if slot < 0:
-            return -1
-        if table[slot, REF] == np.uint64(0):
+        entry = np.uint64(place[g]) if place[g] >= 0 else _find_home(directory, shift, line, high[i])
+        entry = _find_entry(entry, line, high[i], low[i] if wide else np.uint64(0), wide)
+        if load_u64(entry + REF_AT) == np.uint64(0):
+            owner = directory[high[i] >> shift, OWNER]
+            if directory[owner, USED] >= directory[owner, MOST] or entry == directory[owner, END]:
+                return -1 - g
+            directory[owner, USED] += ONE
             added += 1
-            table[slot, ID] = high[i]
+            store_u64(entry, high[i])
             if wide:
-                table[slot, LOW] = low[i]
-        table[slot, VALUE] = value[i]
+                store_u64(entry + LOW_AT, low[i])
+        store_u64(entry + VALUE_AT, value[i])
         reference = (tag + i) | (flag if live[i] != 0 else 0)
-        table[slot, REF] = np.uint64(reference if live[i] != 0 or tombstone == 0 else tombstone)
+        store_u64(entry + REF_AT, np.uint64(reference if live[i] != 0 or tombstone == 0 else tombstone))
         for w in range(order.shape[1]):
-            table[slot, first + w] = np.uint64(order[i, w])
+            store_u64(entry + first + WORD * np.uint64(w), np.uint64(order[i, w]))
     return added
 
 
 @kernel
 def copy_entries(
-    old: Words2d,
-    held: np.uint64,
-    parts: np.uint64,
-    table: Words2d,
-    capacity: np.uint64,
-    shards: np.uint64,
-    first: np.uint64,
-    last: np.uint64,
-    wide: bool,
-    keep: np.uint64,
+    table: Words2d, keep: np.uint64, wide: bool, directory: Words2d, shift: np.uint64, line: np.uint64
 ) -> int:
-    """Copy the entries of some shards to a table that may be divided into shards differently. O(slots).
+    """Copy the entries of a shard to the shards of a directory. O(slots).
 
-    Return the number of copied entries, or -1 if a shard is full. The kernel reads the old table and writes the new
-    table from front to back.
+    Return the number of copied entries, or -1 if a shard has no free slot. The kernel reads the old table and writes
+    the new shards from front to back, and counts the entries of each shard.
 
-    Input:
-    - old, uint64[slots, width]: the old table, in ``parts`` shards of ``held`` homes each.
-    - first, last: the range of first identity words.
+    - table, uint64[slots, width]: the memory of the old shard.
     - keep: a mask of reference bits. The kernel copies an entry if its reference has any bit of the mask.
+    - directory, shift, line: as for `look_up_keys`, with new shards that do not have the identities yet.
 
-    Output:
-    - table, uint64[other slots, width]: the new table, in ``shards`` shards of ``capacity`` homes each. The slots from
-      the home of ``first`` to the home of ``last`` must be empty.
-
-    >>> old = np.array([[1, 0, 9]], np.uint64)
-    >>> copy_entries(old, ONE, ONE, np.zeros((4, 3), np.uint64), np.uint64(2), ONE, ONE, ~ONE, False, ONE)
-    1
+    >>> old, new = np.array([[1, 0, 9]], np.uint64), np.zeros((4, 3), np.uint64)
+    >>> directory = np.array([describe_shard(new, 2, 0, 0, 2)] * 2, np.uint64)
+    >>> copy_entries(old, ONE, False, directory, np.uint64(63), np.uint64(24)), new[0].tolist()
+    (1, [1, 0, 9])
     """
     copied = 0
-    olds, slots = np.uint64(old.shape[0]) // parts, np.uint64(table.shape[0]) // shards
-    stop = _compute_home_slot(last, held, parts, olds)
-    for i in range(_compute_home_slot(first, held, parts, olds), old.shape[0]):
-        if old[i, REF] == np.uint64(0) and i >= stop:
-            break
-        if old[i, REF] & keep == np.uint64(0) or old[i, ID] < first or old[i, ID] > last:
+    for i in range(table.shape[0]):
+        if table[i, REF] & keep == np.uint64(0):
             continue
-        slot = _compute_home_slot(old[i, ID], capacity, shards, slots)
-        slot = _find_slot(table, slot, old[i, ID], old[i, LOW] if wide else np.uint64(0), wide, shards, slots)
-        if slot < 0:
+        high = table[i, ID]
+        entry = _find_home(directory, shift, line, high)
+        entry = _find_entry(entry, line, high, table[i, LOW] if wide else np.uint64(0), wide)
+        owner = directory[high >> shift, OWNER]
+        if entry == directory[owner, END]:
             return -1
-        for w in range(old.shape[1]):
-            table[slot, w] = old[i, w]
+        for w in range(table.shape[1]):
+            store_u64(entry + WORD * np.uint64(w), table[i, w])
+        directory[owner, USED] += ONE
         copied += 1
     return copied
 
 
 @kernel
-def redirect_entries(table: Words2d, places: Ints, references: Ints, flags: np.uint64) -> None:
+def redirect_entries(base: np.uint64, line: np.uint64, places: Ints, references: Ints, flags: np.uint64) -> None:
     """Update the references of entries whose rows have moved to a different batch or position. O(m).
 
     The flags of the entries stay.
 
-    Input:
-    - places, int64[m]: the slot of each row's entry, -1 for a row without an entry.
+    - base, line: the address of place p is ``base + line * p``. Places from `look_up_keys` are addresses.
+    - places, int64[m]: the place of each row's entry, -1 for a row without an entry.
     - references, int64[m]: the new reference of each row.
     - flags: the mask of the reference bits that stay.
 
-    Output:
-    - table, uint64[slots, width]: the hash table.
-
     >>> table = np.full((1, 3), 12, np.uint64)
-    >>> redirect_entries(table, np.array([0, -1]), np.array([5, 6]), np.uint64(8))
+    >>> redirect_entries(np.uint64(table.ctypes.data), np.uint64(24), np.array([0, -1]), np.array([5, 6]), np.uint64(8))
     >>> int(table[0, 2])
     13
     """
     for i in range(places.size):
         if places[i] >= 0:
-            table[places[i], REF] = (table[places[i], REF] & flags) | np.uint64(references[i])
+            at = base + line * np.uint64(places[i]) + REF_AT
+            store_u64(at, (load_u64(at) & flags) | np.uint64(references[i]))
+
+
+@kernel
+def _compute_home_slot(high: np.uint64, homes: np.uint64, bits: np.uint64) -> np.int64:
+    """Compute the home slot of an identity in its shard."""
+    return np.int64(mulhi(high << bits, homes))
 
 
 @kernel
 def walk_entries(
     table: Words2d,
-    capacity: np.uint64,
-    shards: np.uint64,
+    homes: np.uint64,
+    bits: np.uint64,
     wide: bool,
     mask: np.uint64,
     members: Flags,
@@ -290,34 +279,34 @@ def walk_entries(
     references: Ints,
     places: Ints,
 ) -> int:
-    """Write the references and the slots of the entries in a range of identities. The order is that of the identities.
+    """Write the references and the places of the entries in a range of identities, in the order of the identities.
 
     O(slots of the range): the table is almost in that order, because entries are usually near their homes.
 
     Input:
-    - table, uint64[slots, width]: the hash table.
+    - table, uint64[slots, width]: the memory of a shard, with ``homes`` and ``bits`` as in the directory.
     - mask: the bits that every listed reference must have.
     - members, uint8[batch slots]: 1 for each wanted batch. If ``members`` has size 0, all batches are wanted.
-    - first, last: the least and the greatest first identity word.
+    - first, last: the least and the greatest first identity word. Both belong to the shard.
 
     Output:
-    - references, places, int64[room]: the reference and the slot of each entry.
+    - references, places, int64[room]: the reference and the address of each entry.
 
     Returns the number of entries, or -1 if there are more than ``room`` entries.
 
     >>> references, places = np.empty(3, np.int64), np.empty(3, np.int64)
     >>> table = np.array([[9, 0, 1], [4, 0, 1]], np.uint64)
-    >>> walk_entries(table, ONE, ONE, False, ONE, np.empty(0, np.uint8), np.uint64(0), np.uint64(9),
-    ...      references, places), places[:2].tolist()
-    (2, [1, 0])
+    >>> walk_entries(table, ONE, np.uint64(0), False, ONE, np.empty(0, np.uint8), np.uint64(0), np.uint64(9),
+    ...      references, places), (places[:2] - table.ctypes.data).tolist()
+    (2, [24, 0])
     """
     found: Any = 0
     room = references.size
-    slots = np.uint64(table.shape[0]) // shards
-    end = _compute_home_slot(last, capacity, shards, slots)
+    base, line = np.int64(table.ctypes.data), np.int64(8 * table.shape[1])
+    end = _compute_home_slot(last, homes, bits)
     every, greatest = members.size == 0, np.uint64(0)
     slot: Any
-    for slot in range(_compute_home_slot(first, capacity, shards, slots), table.shape[0]):
+    for slot in range(_compute_home_slot(first, homes, bits), table.shape[0]):
         word, identity = table[slot, REF], table[slot, ID]
         if word == np.uint64(0) and slot >= end:
             break
@@ -325,16 +314,16 @@ def walk_entries(
             return -1
         # Write every slot, and count only the wanted slots. Half the slots are empty, so the processor would often
         # mispredict a branch here.
-        references[found], places[found] = np.int64(word), slot
+        references[found], places[found] = np.int64(word), base + slot * line
         wanted = (word & mask == mask) & (identity >= first) & (identity <= last)
         if not every:
             wanted &= members[np.int64(word >> np.uint64(BATCH)) & BATCHES] != 0
         if wanted and found > 0 and (identity < greatest or (wide and identity == greatest)):
             at = found
-            while at > 0 and _has_greater_identity(table, wide, places[at - 1], slot):
+            while at > 0 and _has_greater_identity(table, wide, (places[at - 1] - base) // line, slot):
                 references[at], places[at] = references[at - 1], places[at - 1]
                 at -= 1
-            references[at], places[at] = np.int64(word), slot
+            references[at], places[at] = np.int64(word), base + slot * line
         greatest = max(greatest, identity) if wanted else greatest
         found += np.int64(wanted)
     return int(found)
@@ -349,12 +338,14 @@ def _has_greater_identity(table: Words, wide: bool, one: np.int64, other: np.int
 
 
 @kernel
-def read_entries(table: Words2d, places: Ints, high: Words, low: Words, value: Words, order: Ints2d) -> None:
+def read_entries(
+    base: np.uint64, line: np.uint64, places: Ints, high: Words, low: Words, value: Words, order: Ints2d
+) -> None:
     """Copy the words of the entries at ``places``. O(m).
 
     Input:
-    - table, uint64[slots, width]: the hash table.
-    - places, int64[m]: the slots of the entries. No element is negative.
+    - base, line: the address of place p is ``base + line * p``, as for `redirect_entries`.
+    - places, int64[m]: the places of the entries. No element is negative.
 
     Output:
     - high, value, uint64[m]: the first identity word and the value hash of each entry.
@@ -362,24 +353,25 @@ def read_entries(table: Words2d, places: Ints, high: Words, low: Words, value: W
     - order, int64[m, w]: the order words of each entry.
 
     >>> high, value, order = np.empty(1, np.uint64), np.empty(1, np.uint64), np.empty((1, 0), np.int64)
-    >>> read_entries(np.array([[9, 7, 1]], np.uint64), np.zeros(1, np.int64), high, high[:0], value, order)
+    >>> table = np.array([[9, 7, 1]], np.uint64)
+    >>> read_entries(np.uint64(table.ctypes.data), np.uint64(24), np.zeros(1, np.int64), high, high[:0], value, order)
     >>> int(high[0]), int(value[0])
     (9, 7)
     """
     wide = low.size != 0
-    first = LOW + 1 if wide else LOW
+    first = WORD * np.uint64(LOW + 1 if wide else LOW)
     for i in range(places.size):
-        slot = places[i]
-        high[i], value[i] = table[slot, ID], table[slot, VALUE]
+        entry = base + line * np.uint64(places[i])
+        high[i], value[i] = load_u64(entry), load_u64(entry + VALUE_AT)
         if wide:
-            low[i] = table[slot, LOW]
+            low[i] = load_u64(entry + LOW_AT)
         for w in range(order.shape[1]):
-            order[i, w] = np.int64(table[slot, first + w])
+            order[i, w] = np.int64(load_u64(entry + first + WORD * np.uint64(w)))
 
 
 @kernel
 def evict_entries(
-    table: Words2d, capacity: np.uint64, shards: np.uint64, begin: np.uint64, end: np.uint64, gone: Flags
+    table: Words2d, homes: np.uint64, bits: np.uint64, begin: np.uint64, end: np.uint64, gone: Flags
 ) -> int:
     """Remove the entries that refer to given batches and are in a given range of identities. Return their number.
 
@@ -393,31 +385,30 @@ def evict_entries(
     The run time is O(slots in the range and in the cluster after it). If many identities share few slots, the cost is
     at most one look-up of each entry. The kernel takes no scratch memory.
 
-    - table, uint64[slots, width]: the table that the kernel changes, for identities of one or two words.
-    - capacity, shards: the values with which the table was written.
+    - table, uint64[slots, width]: the memory of a shard, which the kernel changes, for identities of one or two words.
+    - homes, bits: as in the directory. The kernel does not change the number of entries in the directory.
     - begin, end: the range of first words, without ``end``. An ``end`` of 0 stands for 2**64, so (0, 0) is the range of
-      all words.
+      all words. ``begin`` and ``end - 1`` belong to the shard.
     - gone, uint8[batch slots]: 1 for each evicted batch. The array has an element for the batch of every reference.
 
     >>> table = np.array([[5, 0, 1]], np.uint64)
-    >>> evict_entries(table, np.uint64(1), np.uint64(1), np.uint64(6), np.uint64(0), np.ones(1, np.uint8))
+    >>> evict_entries(table, np.uint64(1), np.uint64(0), np.uint64(6), np.uint64(0), np.ones(1, np.uint8))
     0
-    >>> evict_entries(table, np.uint64(1), np.uint64(1), np.uint64(5), np.uint64(6), np.ones(1,
+    >>> evict_entries(table, np.uint64(1), np.uint64(0), np.uint64(5), np.uint64(6), np.ones(1,
     ...     np.uint8)), table.tolist()
     (1, [[0, 0, 0]])
 
     >>> table = np.zeros((4, 3), np.uint64)
     >>> table[:2] = [[1, 7, (1 << BATCH) | 5], [2, 8, 6]]  # both at home in slot 0, in batches 1 and 0
     >>> all_of_it = np.uint64(0), np.uint64(0)
-    >>> evict_entries(table, np.uint64(2), np.uint64(1), *all_of_it, np.array([0, 1], np.uint8)), table.tolist()[:2]
+    >>> evict_entries(table, np.uint64(2), np.uint64(0), *all_of_it, np.array([0, 1], np.uint8)), table.tolist()[:2]
     (1, [[2, 8, 6], [0, 0, 0]])
     """
     last = end - np.uint64(1)  # wraps to the greatest word if end is 0
     if begin > last:
         return 0
     removed = 0
-    slots = np.uint64(table.shape[0]) // shards
-    slot, stop = _compute_home_slot(begin, capacity, shards, slots), _compute_home_slot(last, capacity, shards, slots)
+    slot, stop = _compute_home_slot(begin, homes, bits), _compute_home_slot(last, homes, bits)
     free = slot  # no slot before this one is empty between a remaining entry and its home
     while slot < table.shape[0]:
         if table[slot, REF] == np.uint64(0):
@@ -429,7 +420,7 @@ def evict_entries(
                 table[slot, w] = np.uint64(0)
             removed += 1
         else:
-            to = max(free, _compute_home_slot(table[slot, ID], capacity, shards, slots))
+            to = max(free, _compute_home_slot(table[slot, ID], homes, bits))
             while to < slot and table[to, REF] != np.uint64(0):
                 to += 1
             if to < slot:

@@ -21,9 +21,9 @@ from ddflow.kernels.sort import order_by_rank, sort_rows
 
 @kernel
 def resolve_rows(
-    table: Words2d,  # table, capacity, shards: the index of the keys, as for index.look_up_keys
-    capacity: np.uint64,
-    shards: np.uint64,
+    directory: Words2d,  # directory, shift, line: the index of the keys, as for index.look_up_keys
+    shift: np.uint64,
+    line: np.uint64,
     addresses: Words2d,  # the columns of the events, as for identity.hash_rows
     keys: Ints2d,  # the plan of the key, as for identity.hash_rows
     values: Ints2d,  # the plan of the columns that decide whether a row changed
@@ -55,7 +55,10 @@ def resolve_rows(
     >>> addresses[0, 1], plan = column.ctypes.data, np.array([[0, 0, 8]])
     >>> word, long, narrow = (lambda n, kind=kind: np.zeros(n, kind) for kind in (np.uint64, np.int64, np.int32))
     >>> scratch, diffs, counts = (narrow(18), word(18), long(24)), long(6), long(8)
-    >>> resolve_rows(np.zeros((4, 3), np.uint64), np.uint64(2), np.uint64(1), addresses, plan, plan, np.uint64(1),
+    >>> from ddflow.kernels.index import describe_shard
+    >>> shard = describe_shard(table := np.zeros((4, 3), np.uint64), 2, 0, 0, 2)
+    >>> probe = np.array([shard] * 2, np.uint64), np.uint64(63), np.uint64(24)
+    >>> resolve_rows(*probe, addresses, plan, plan, np.uint64(1),
     ...     np.uint64(2), long(3), long(1), np.zeros(3, np.uint8), none, long(7), 1, *scratch, none, word(3), word(0),
     ...     long(0), np.zeros(3, np.uint8), word(3), diffs, counts)
     (2, 2, -1, 2, 0, 2)
@@ -74,7 +77,7 @@ def resolve_rows(
     hash_rows(addresses, values, k0, k1, False, hashes, hashes[:0])
     mark_times_and_deletes(times, distinct, gone, mark)
     g = np.int64(sort_rows(first, second, bits, at, permutation, ids, seconds, starts))
-    look_up_keys(table, capacity, shards, ids, seconds, starts[:g], place[:g], reference[:g], prior[:g], held[:g])
+    look_up_keys(directory, shift, line, ids, seconds, starts[:g], place[:g], reference[:g], prior[:g], held[:g])
     events = SortedEvents(permutation, starts, ids, seconds, mark, distinct, order, hashes)
     ruled = Rules(rules[0], rules[1], rules[2] != 0, rules[3] != 0, rules[4], rules[5] != 0, rules[6] != 0)
     out = Outcomes(outcome, outcome[:0], high, low, time, live, value, event, row, last[:g])
@@ -127,9 +130,9 @@ def _write_versions(
 
 @kernel
 def count_rows(
-    table: Words2d,  # table, capacity, shards: the index of the groups, as for index.look_up_keys; it holds the counts
-    capacity: np.uint64,
-    shards: np.uint64,
+    directory: Words2d,  # directory, shift, line: the index of the groups, as for index.look_up_keys, with the counts
+    shift: np.uint64,
+    line: np.uint64,
     addresses: Words2d,  # the columns of the groups, as for identity.hash_rows
     keys: Ints2d,  # the plan of these columns
     k0: np.uint64,  # k0, k1: the secret
@@ -159,7 +162,10 @@ def count_rows(
     >>> addresses[0, 1], plan = column.ctypes.data, np.array([[0, 0, 8]])
     >>> word, long, narrow = (lambda n, kind=kind: np.zeros(n, kind) for kind in (np.uint64, np.int64, np.int32))
     >>> rows, counts, diffs = long(39), long(6), long(6)
-    >>> count_rows(np.zeros((4, 3), np.uint64), np.uint64(2), np.uint64(1), addresses, plan, np.uint64(1), np.uint64(2),
+    >>> from ddflow.kernels.index import describe_shard
+    >>> shard = describe_shard(table := np.zeros((4, 3), np.uint64), 2, 0, 0, 2)
+    >>> probe = np.array([shard] * 2, np.uint64), np.uint64(63), np.uint64(24)
+    >>> count_rows(*probe, addresses, plan, np.uint64(1), np.uint64(2),
     ...     narrow(3), long(3) + 1, long(1), np.int64(0), 1, narrow(21), word(15), rows, counts, diffs, word(3),
     ...     word(0), long(3), np.zeros(3, np.uint8), long(3))
     (2, 2, -1, 2, 2)
@@ -175,7 +181,7 @@ def count_rows(
     hash_rows(addresses, keys, k0, k1, True, first, second)
     g = np.int64(sort_rows(first, second, bits, at, permutation, ids, seconds, starts))
     none = raw[:0].reshape((0, 0))
-    look_up_keys(table, capacity, shards, ids, seconds, starts[:g], place[:g], reference[:g], held[:g], none)
+    look_up_keys(directory, shift, line, ids, seconds, starts[:g], place[:g], reference[:g], held[:g], none)
     for i in range(g):
         counts[i] = np.int64(held[i]) if reference[i] & LIVE != 0 else 0
         grown -= int(counts[i] != 0)

@@ -31,7 +31,7 @@ from ddflow.operators.upsert.orders import build_order
 from ddflow.plan.inputs.bind import BoundUpserts, bind_upserts
 from ddflow.plan.inputs.spec import Upsert
 from ddflow.terminal import format_size, html_table, text_table
-from ddflow.trace.index import LEAST, LOAD, SPARE
+from ddflow.trace.index import FILL, LEAST, LOAD, SHARD, SPARE, SPREAD
 from ddflow.trace.spine import EFFORT, GARBAGE
 
 PIECE: Final = 1 << 20
@@ -40,8 +40,6 @@ WORD: Final = 8
 
 Besides its words, a version has one byte, which says whether the row is live.
 """
-GROWTH: Final = 1.5
-"""Growth factor of a full index. So an index has between 1 and 1.5 times the slots it needs, 1.25 times on average."""
 MERGING: Final = 1 / (GARBAGE + 1) / (1 + (GARBAGE - 1) * EFFORT / GARBAGE)
 """Mean share of versions that exist twice, because a running merge has copied them and still holds the originals.
 
@@ -138,12 +136,12 @@ def estimate(table: Any, spec: Upsert, *, keys: int | None = None, step: int = 1
     >>> import ddflow as dd, pyarrow as pa
     >>> orders = pa.table({"id": pa.array(range(5000)), "total": pa.array([1.5] * 5000)})
     >>> print(dd.estimate(orders, dd.Upsert(key="id")))
-    5,000 keys, 60.5 bytes a key
+    5,000 keys, 79.6 bytes a key
     part                                   size
-    index                              177.6 KB
+    index                              272.8 KB
     batches                            125.0 KB
-    together                           302.6 KB
-    at most, while batches are merged  302.6 KB
+    together                           397.8 KB
+    at most, while batches are merged  397.8 KB
     """
     for name, given in (("keys", keys), ("step", step)):
         if given is not None and (isinstance(given, bool) or not isinstance(given, int) or given < 1):
@@ -163,7 +161,7 @@ def estimate(table: Any, spec: Upsert, *, keys: int | None = None, step: int = 1
     dead = entries - live if order.keeps else 0
     slot = WORD * (3 + wide + order.words)
     version = WORD * (1 + wide + order.words) + 1 + seen.payload
-    slots, most_slots = _estimate_index_slots(entries, rows, step)
+    slots, most_slots = _estimate_index_slots(entries, live + dead, rows, step)
     versions, most_versions = _estimate_versions(entries, live + dead, rows, step)
     index, batches = round(slots * slot), round(versions * version)
     return Estimate(
@@ -171,20 +169,22 @@ def estimate(table: Any, spec: Upsert, *, keys: int | None = None, step: int = 1
     )
 
 
-def _estimate_index_slots(entries: int, rows: int, step: int) -> tuple[int, int]:
+def _estimate_index_slots(entries: int, needed: int, rows: int, step: int) -> tuple[int, int]:
     """Return the mean and the largest number of slots of an index.
 
-    Deleted keys keep their slots until the table grows.
+    ``needed``: the number of entries without deleted keys. These keep their slots until their shard grows, so half of
+    them have slots on average.
     """
     later = min(step, rows - step)
-    if later <= 0:  # one step creates the table in the right size
-        exact = max(LEAST, int(entries / LOAD)) + SPARE
+    if later <= 0:  # one step creates the shards in the right size
+        exact = max(LEAST, int(entries / FILL)) + SPARE
         return exact, exact
-    # The expected number of distinct keys in a step. Each step reserves slots for all its keys, although most keys are
-    # already known.
+    # The expected number of distinct keys in a step. A shard that becomes full during a step gets slots for all later
+    # keys of the step, half of the keys on average, although most of them are already known.
     again = entries * -math.expm1(-later / entries) * (1 - entries / rows)
-    need = max(LEAST, int((entries + again) / LOAD))
-    return round(need * (1 + GROWTH) / 2) + SPARE, round(need * GROWTH) + SPARE
+    full = LOAD + (SPREAD / 2 if entries > SHARD else 0)
+    mean = max(LEAST, (entries + needed) / (FILL + full))
+    return round(mean) + SPARE, max(LEAST, int((entries + again / 2) / FILL)) + SPARE
 
 
 def _estimate_versions(entries: int, needed: int, rows: int, step: int) -> tuple[float, float]:

@@ -153,7 +153,7 @@ def cast_arrangement_in_place(arranged: Arrangement, schema: pa.Schema, made: Ma
     ``made``: the function that hashes rows of the schema.  ``hashed``: whether value hashes change, so that all rows
     must be read.
     """
-    slots, table, values = arranged.slots, arranged.index.table, dict[int, Any]()
+    slots, values = arranged.slots, dict[int, Any]()
     old, slots.pool, arranged.schema = slots.pool, RowPool(schema), schema
     slots.pool.threads = old.threads
     slots.pool.set_batch(0, None)
@@ -166,8 +166,9 @@ def cast_arrangement_in_place(arranged: Arrangement, schema: pa.Schema, made: Ma
             values[slot] = made(rows)[2]
             batch = replace(batch, value=values[slot] if batch.value.size else batch.value)
         slots.replace_batch(slot, replace(batch, rows=Rows(rows)))
-    references = table[:, REF].view(np.int64)
-    of = (references & ~(OCCUPIED | LIVE)) >> SLOT
-    for slot, value in values.items():
-        here = np.flatnonzero((references & OCCUPIED != 0) & (of == slot))
-        table[here, VALUE] = value[references[here] & ((1 << SLOT) - 1)]
+    for table in arranged.index.tables.values():
+        references = table[:, REF].view(np.int64)
+        of = (references & ~(OCCUPIED | LIVE)) >> SLOT
+        for slot, value in values.items():
+            here = np.flatnonzero((references & OCCUPIED != 0) & (of == slot))
+            table[here, VALUE] = value[references[here] & ((1 << SLOT) - 1)]

@@ -1,16 +1,15 @@
 """Map each identity, in memory, to the current version of its key, to the version's value hash and to its order.
 
 Entries are rows of words in an open-addressing table, in hash order. Therefore a sorted step reads the table from front
-to back, one cache line for each key. The kernels are in ``kernels.index``. The class `Index` allocates and grows the
-table.
+to back, one cache line for each key. The table consists of shards, which grow and split one at a time. The kernels are
+in ``kernels.index``. The class `Index` allocates the shards.
 
 Guarantees: the index has an entry for each live key, and for each deleted key whose order is kept. A look-up returns
 the value hash and the order, and does not read the payload. Results do not depend on the number of threads.
-Limits: the entry of a deleted key whose order is not kept can stay until the table is rebuilt.
+Limits: the entry of a deleted key whose order is not kept can stay until its shard grows.
 """
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -25,13 +24,21 @@ from ddflow.kernels.gather import SLOT, SLOTS
 from ddflow.kernels.index import evict_entries
 from ddflow.kernels.resolve import LIVE, OCCUPIED, Prior
 
-SPARE, LEAST, LOAD, CROWDED = 256, 1024, 0.7, 0.85
-"""The number of spare slots at the end of a shard, the minimum number of non-spare slots, and two maximum loads.
+SPARE, LEAST = 256, 1024
+"""The number of spare slots at the end of a shard, and the minimum number of home slots."""
+SHARD = 1 << 19
+"""A shard that would have more entries is split, so that a step that makes a shard larger copies few entries.
 
-The maximum load of the table is ``CROWDED`` while a merge removes entries, and ``LOAD`` at other times.
+In smaller shards, fewer entries are in huge pages of the processor, so look-ups are slower.
 """
-SHARED = 1 << 16
+FILL, LOAD, SPREAD = 0.45, 0.6, 0.15
+"""The load of a new shard, and its maximum load: ``LOAD`` for the least identities, ``SPREAD`` more for the greatest.
+
+Identities are uniform, so shards with the same maximum load would all grow in the same step.
+"""
 IDENTITIES = 1 << 64
+ADDRESS = np.uint64(0), np.uint64(1)
+"""The arguments of kernels for places that are addresses."""
 WALKED = 8
 """The approximate time, in nanoseconds, to read one entry in a walk over the table."""
 EVERY: Flags = np.empty(0, np.uint8)
@@ -43,9 +50,9 @@ class IndexWrite(NamedTuple):
     place: Ints
     """int64[keys]: the places of the keys from `Index.look_up_keys`, or -1 for a key without an entry."""
     built: int
-    """The number of the index's table when `Index.look_up_keys` was called.
+    """The number of changes of the shards when `Index.look_up_keys` was called, or 0 if it was not called.
 
-    If the table was rebuilt since then, the places are searched again.
+    If a shard has changed since then, the places are searched again.
     """
     last: Ints
     """int64[keys]: the row of each key's last version in the columns below, or -1 for a key without a new version."""
@@ -74,19 +81,15 @@ class Index:
     (True, 2)
     """
 
-    shared = SHARED
-    """A table with at least this many slots has one shard for each thread."""
-
     def __init__(self, wide: bool, words: int, keeps: bool = True) -> None:
         self.wide, self.words, self.keeps = wide, words, keeps
         self.set_threads(ALONE)
-        self.width, self.shards = 3 + wide + words, 1
-        self.capacity, self.spare, self.used, self.built = LEAST, SPARE, 0, 0
-        self.tombstones, self.parted = False, 0
-        self.table: Words = np.zeros((self.capacity + self.spare, self.width), np.uint64)
-        self._cut = np.uint64(LEAST), np.uint64(1)
-        self.probe = self.table, *self._cut
-        """The first arguments of the kernels that search the table."""
+        self.width, self.spare, self.used, self.built = 3 + wide + words, SPARE, 0, 1
+        self.tombstones, self._bytes = False, 0
+        self.tables: dict[int, Words] = {}
+        """The memory of each shard, by the shard's first row in the directory."""
+        self.directory, self.shift = np.zeros((2, kernels.END + 1), np.uint64), 63
+        self._allocate_shards(0, 0, 0, 0)
 
     def set_threads(self, threads: Threads) -> None:
         """Share the work among threads.  Results do not depend on the number of threads."""
@@ -97,8 +100,8 @@ class Index:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the table, including free slots."""
-        return int(self.table.nbytes)
+        """Bytes of the table, including free slots.  O(1)."""
+        return self._bytes
 
     def look_up_keys(self, high: Words, low: Words, starts: Narrow, arena: Arena | None = None) -> Prior:
         """Look up the keys that begin at the positions ``starts`` of the sorted identities.  O(keys) expected."""
@@ -107,14 +110,12 @@ class Index:
         prior = Prior(empty(n, np.int64), empty(n, np.int64), empty(n, np.uint64), empty((n, self.words), np.int64))
 
         if n < self.least:
-            kernels.look_up_keys(
-                self.table, *self._cut, high, low, starts, prior.place, prior.reference, prior.value, prior.order
-            )
+            kernels.look_up_keys(*self.probe, high, low, starts, prior.place, prior.reference, prior.value, prior.order)
             return prior
 
         def seek(begin: int, end: int) -> None:
             place, reference, value, order = prior.slice_keys(begin, end)
-            kernels.look_up_keys(self.table, *self._cut, high, low, starts[begin:end], place, reference, value, order)
+            kernels.look_up_keys(*self.probe, high, low, starts[begin:end], place, reference, value, order)
 
         self.threads.run_spans(n, seek, RESOLVED)
         return prior
@@ -122,41 +123,78 @@ class Index:
     def write(self, *writes: IndexWrite) -> None:
         """Write the last version of each key to the key's entry. O(keys) expected.
 
-        Call `reserve_entries` first. No key may be in more than one write. Writes to different shards run in parallel.
+        The writes must be in order of identity, and no key may be in more than one write. Writes to different shards
+        run in parallel. A shard that is full becomes larger, so a large first write needs `reserve_entries`.
         """
-        if len(writes) == 1 and (new := self._write_versions(writes[0])) >= 0:
-            self.used += new
-            return
-        apart = self.shards > 1 and len(writes) > 1 and self._is_one_write_per_shard(writes)
-        while True:
-            added = (
-                self.threads.run_in_parallel(self._write_versions, [*zip(writes)])
-                if apart
-                else list(map(self._write_versions, writes))
-            )
-            if min(added, default=0) >= 0:
-                self.used += sum(added)
-                return
-            self.spare *= 2
-            self._rebuild(self.capacity * self.shards)
+        cuts = [write.last.size for write in writes]
+        if len(writes) > 1:
+            cuts = [self._find_shared_keys(*pair) for pair in pairwise(writes)] + cuts[-1:]
+        self._write_spans([(write, 0, end) for write, end in zip(writes, cuts, strict=True)])
+        for write, begin in zip(writes, cuts, strict=True):
+            if begin < write.last.size:
+                self._write_spans([(write, begin, write.last.size)])
 
-    def _write_versions(self, write: IndexWrite) -> int:
-        """Apply one write, and return the number of new keys, or -1 if a shard is full."""
+    def _find_shared_keys(self, write: IndexWrite, following: IndexWrite) -> int:
+        """Find the first key of a write that is in the first shard of the following write, or the number of keys."""
+        if not following.high.size or not write.high.size:
+            return 0
+        first = self._find_range(int(following.high[0]))[1]
+        shared = write.last >= np.searchsorted(write.high, np.uint64(first))
+        return int(shared.argmax()) if shared.any() else shared.size
+
+    def _write_spans(self, spans: list[tuple[IndexWrite, int, int]]) -> None:
+        """Write the keys from a first to an end position of some writes. No two spans may be in the same shard."""
+        while spans:
+            added = self.threads.run_in_parallel(self._write_versions, spans)
+            left = [
+                (write, begin - 1 - new, end) for (write, begin, end), new in zip(spans, added, strict=True) if new < 0
+            ]
+            for write, begin, _ in left:
+                self._make_room(write, begin)
+            self.used = int(self.directory[[*self.tables], kernels.USED].sum()) if left else self.used + sum(added)
+            spans = left
+
+    def _write_versions(self, write: IndexWrite, begin: int, end: int) -> int:
+        """Write the keys of a span, and return the number of new keys, or -1 - n if a shard is full after n keys."""
         place, built, last, high, low, value, live, order, slot = write
+        if end - begin < last.size:
+            place, last = place[begin:end], last[begin:end]
         # A deletion that does not have to be remembered gets no reference, so merges may drop the deletion's version.
         tag, tombstone = np.int64(OCCUPIED | slot << SLOT), np.int64(0 if self.keeps else OCCUPIED)
         here = place if built == self.built else np.full(last.size, -1)
         return int(
             kernels.write_entries(
-                self.table, *self._cut, here, last, high, low, value, live, order, tag, np.int64(LIVE), tombstone
+                *self.probe, here, last, high, low, value, live, order, tag, np.int64(LIVE), tombstone
             )
         )
 
-    def _is_one_write_per_shard(self, writes: Sequence[IndexWrite]) -> bool:
-        """Return whether no two writes go to the same shard. The writes must be in order of identity."""
-        some = [each.high for each in writes if each.high.size]
-        ends = [(int(high[0]) * self.shards >> 64, int(high[-1]) * self.shards >> 64) for high in some]
-        return all(one[1] < other[0] for one, other in pairwise(ends))
+    def _make_room(self, write: IndexWrite, begin: int) -> None:
+        """Make the shard of the key at ``begin`` large enough for the keys of the write from ``begin`` on."""
+        row = int(write.last[begin])
+        owner, _, last = self._find_range(int(write.high[row]))
+        if self.directory[owner, kernels.USED] < self.directory[owner, kernels.MOST]:
+            # Many identities are near the end of the shard. More spare slots help, but more homes would not help.
+            self.spare *= 2
+        rest = write.last[begin:]
+        more = (rest >= row) & (rest < np.searchsorted(write.high, np.uint64(last), side="right"))
+        self._rebuild(owner, int(more.sum()))
+
+    def _find_range(self, identity: int) -> tuple[int, int, int]:
+        """Return the first row of an identity's shard in the directory, and its least and greatest identity."""
+        row = self.directory[identity >> self.shift]
+        owner, size = int(row[kernels.OWNER]), 1 << 64 - int(row[kernels.BITS])
+        return owner, owner << self.shift, (owner << self.shift) + size - 1
+
+    def _cut_range(self, first: int, last: int) -> Iterator[tuple[int, int, int]]:
+        """Cut a range of identities by shards.  Yield the shard's row, and the first and last identity of each part."""
+        while first <= last:
+            owner, _, end = self._find_range(first)
+            yield owner, first, min(end, last)
+            first = end + 1
+
+    def _get_table(self, owner: int) -> tuple[Words, np.uint64, np.uint64]:
+        """Return the memory, the number of homes and the number of leading bits of a shard."""
+        return self.tables[owner], self.directory[owner, kernels.HOMES], self.directory[owner, kernels.BITS]
 
     def repoint_entries(self, places: Ints, references: Ints) -> None:
         """Set the references of the entries at ``places`` to new references.
@@ -165,15 +203,15 @@ class Index:
         """
         flags = np.uint64(OCCUPIED | LIVE)
         self.threads.run_spans(
-            places.size, lambda a, b: kernels.redirect_entries(self.table, places[a:b], references[a:b], flags), WALKED
+            places.size, lambda a, b: kernels.redirect_entries(*ADDRESS, places[a:b], references[a:b], flags), WALKED
         )
 
     def drop_tombstones(self, places: Ints) -> None:
         """Clear the references of the deleted keys at ``places``.
 
-        The next rebuild of the table removes the entries of these keys.
+        When a shard grows, it loses the entries of these keys.
         """
-        kernels.redirect_entries(self.table, places, np.zeros(places.size, np.int64), np.uint64(OCCUPIED))
+        kernels.redirect_entries(*ADDRESS, places, np.zeros(places.size, np.int64), np.uint64(OCCUPIED))
         self.tombstones = self.tombstones or bool(places.size)
 
     def remove_entries(self, first: int, last: int, members: Flags) -> None:
@@ -181,11 +219,11 @@ class Index:
 
         O(table slots of the range). ``members``: uint8[batch slots], 1 for the slots of these batches.
         """
-        end = np.uint64((last + 1) & (2**64 - 1))
-        gone = evict_entries(self.table, *self._cut, np.uint64(first), end, members)
-        self.used -= gone
-        # Until the last range is removed, the entries after the range stay as crowded as before.
-        self.parted = self.parted + gone if end else 0
+        for owner, begin, end in self._cut_range(first, last):
+            stop = np.uint64((end + 1) & (IDENTITIES - 1))
+            gone = evict_entries(*self._get_table(owner), np.uint64(begin), stop, members)
+            self.directory[owner, kernels.USED] -= np.uint64(gone)
+            self.used -= gone
         self.built += 1
 
     def find_entry_places(self, high: Words, low: Words, starts: Narrow, references: Ints, groups: Ints) -> Ints:
@@ -219,14 +257,14 @@ class Index:
 
     def _list_range_entries(self, mask: np.uint64, members: Flags, first: int, last: int) -> tuple[Ints, Ints]:
         """Return the references and places of the entries from ``first`` to ``last``, in one thread."""
-        room = min(self.used, ((last - first) * self.table.shape[0] >> 64) + 2 * self.spare) + 2
-        while True:
-            references, places = np.empty(room, np.int64), np.empty(room, np.int64)
-            ends = np.uint64(first), np.uint64(last)
-            n = kernels.walk_entries(self.table, *self._cut, self.wide, mask, members, *ends, references, places)
-            if n >= 0:
-                return references[:n], places[:n]
-            room = self.used + 2
+        cuts, n = list(self._cut_range(first, last)), 0
+        room = int(self.directory[[owner for owner, _, _ in cuts], kernels.USED].sum()) + 1
+        references, places = np.empty(room, np.int64), np.empty(room, np.int64)
+        for owner, begin, end in cuts:
+            ends = np.uint64(begin), np.uint64(end)
+            asked = *self._get_table(owner), self.wide, mask, members, *ends
+            n += kernels.walk_entries(*asked, references[n:], places[n:])
+        return references[:n], places[:n]
 
     def read_entries(self, places: Ints) -> tuple[Words, Words, Words, Ints]:
         """Return the identities (high, low), value hashes and orders of the entries at ``places``.  O(places)."""
@@ -240,7 +278,7 @@ class Index:
 
         def span(begin: int, end: int) -> None:
             here = slice(begin, end)
-            kernels.read_entries(self.table, places[here], out[0][here], out[1][here], out[2][here], out[3][here])
+            kernels.read_entries(*ADDRESS, places[here], out[0][here], out[1][here], out[2][here], out[3][here])
 
         self.threads.run_spans(m, span, WALKED)
         return out
@@ -248,75 +286,89 @@ class Index:
     def keep_deletions(self) -> None:
         """Keep the entries of deleted keys from now on, because older versions can be on disk.  O(capacity), once."""
         if not self.keeps or self.tombstones:
-            self._rebuild(self.capacity * self.shards)
-            self.keeps = True
+            for owner, _, _ in self._cut_range(0, IDENTITIES - 1):
+                self._rebuild(owner, 0)
+            self.keeps, self.tombstones = True, False
 
     def reserve_entries(self, more: int) -> None:
-        """Make room for ``more`` keys before they are written.
+        """Make room for many keys before they are written. Some of these keys can already have entries.
 
-        Some of these keys can already have entries. Amortised O(keys). Call this method once for several ascending
-        writes. Without this call, the table would grow for the first write alone. The keys of this write would fill
-        only the lower half of the table, where each key takes a long search.
+        Amortised O(keys). Call this method once for several ascending writes. Without this call, the first write alone
+        would make shards larger, whose identities are only those of this write. If ``more`` is less than the number
+        of entries, `write` makes shards larger when they are full.
         """
-        held = self.capacity * self.shards
-        if self.used + self.parted + more <= LOAD * held:
+        if more <= self.used:
             return
-        need = self._count_slots(self.used, more)
-        if need > held:
-            if self.tombstones or not self.keeps:
-                # Reuse the slots of dropped deletions, so that a table that gets only new keys does not grow forever.
-                need = self._count_slots(int((self.table[:, kernels.REF] & self._needed_entry_bits != 0).sum()), more)
-            few = need <= held // 2
-            self._rebuild(held if few else max(need, held + held // 2))
-
-    def _count_slots(self, used: int, more: int) -> int:
-        """Return the number of slots that ``used`` entries and ``more`` keys need."""
-        return max(int((used + more) / LOAD), int((used + self.parted + more) / CROWDED))
+        for owner, _, _ in self._cut_range(0, IDENTITIES - 1):
+            used, most, bits = self.directory[owner, [kernels.USED, kernels.MOST, kernels.BITS]].tolist()
+            if used + (more >> bits) > most:
+                self._rebuild(owner, more >> bits)
 
     @property
     def _needed_entry_bits(self) -> np.uint64:
         """A mask of reference bits. An entry is needed if its reference has any bit of the mask."""
         return np.uint64(LIVE | (SLOTS << SLOT if self.keeps else 0))
 
-    def _rebuild(self, homes: int) -> None:
-        """Copy the table to a new table, without the deleted keys whose order need not be kept.
+    def _rebuild(self, owner: int, more: int) -> None:
+        """Copy a shard to a new shard with room for ``more`` keys, or to several shards.  O(slots of the shard).
 
-        The capacity is large enough for the number of entries. If a shard becomes full, many identities are near the
-        end of the shard. If a shard is full, more spare slots help, but more capacity would not help.
+        The new shards do not have the deleted keys whose order need not be kept.
         """
-        keep, shards = self._needed_entry_bits, self.threads.size if homes >= self.shared else 1
-        capacity, bounds = -(-homes // shards), [-(-IDENTITIES * i // shards) for i in range(shards + 1)]
+        table, _, bits = self._get_table(owner)
+        keep, used = self._needed_entry_bits, int(self.directory[owner, kernels.USED])
+        if self.tombstones or not self.keeps:
+            # Reuse the slots of dropped deletions, so that a shard that gets only new keys does not grow forever.
+            more += int((table[:, kernels.REF] & keep != 0).sum()) - used
+        need, parts = used + more, 0
+        # If identities are not uniform, splitting does not help, so the directory stays small.
+        while need >> parts > SHARD and SHARD << int(bits) + parts < 16 * (self.used + more):
+            parts += 1
         while True:
-            # New memory is already zero, so np.zeros does not have to write to the memory.
-            table = np.zeros((shards * (capacity + self.spare), self.width), np.uint64)
-            cut = *self._cut, table, np.uint64(capacity), np.uint64(shards)
-            ends = [(np.uint64(first), np.uint64(end - 1)) for first, end in pairwise(bounds)]
-            rebuild = partial(kernels.copy_entries, self.table, *cut)
-            used = self.threads.run_in_parallel(rebuild, [(*each, self.wide, keep) for each in ends])
-            if min(used) >= 0:
-                self.table, self.capacity, self.shards, self.used = table, capacity, shards, sum(used)
-                self._cut = cut[-2:]
-                self.probe = table, *self._cut
-                self.built += 1
-                self.tombstones = False
-                return
+            owner = self._allocate_shards(owner, int(bits), parts, need)
+            copied = kernels.copy_entries(table, keep, self.wide, *self.probe)
+            if copied >= 0:
+                break
             self.spare *= 2
+        self.used += copied - used
+        self.built += 1
+
+    def _allocate_shards(self, owner: int, bits: int, parts: int, need: int) -> int:
+        """Replace a shard by ``2**parts`` empty shards for ``need`` entries.  Return the row of the first new shard."""
+        deeper = max(bits + parts - (64 - self.shift), 0)
+        if deeper:
+            self.directory, self.shift = np.repeat(self.directory, 1 << deeper, axis=0), self.shift - deeper
+            self.directory[:, kernels.OWNER] <<= np.uint64(deeper)
+            self.tables = {row << deeper: table for row, table in self.tables.items()}
+        first, rows = owner << deeper, 1 << 64 - self.shift - bits - parts
+        homes = max(int((need >> parts) / FILL), LEAST)
+        for row in range(first, first + (rows << parts), rows):
+            # New memory is already zero, so np.zeros does not have to write to the memory.
+            self.tables[row] = np.zeros((homes + self.spare, self.width), np.uint64)
+            most = int(homes * (LOAD + SPREAD * row / len(self.directory)))
+            shard = kernels.describe_shard(self.tables[row], homes, bits + parts, row, most)
+            self.directory[row : row + rows] = np.array(shard, np.uint64)
+        self._bytes = sum(table.nbytes for table in self.tables.values())
+        self.probe = self.directory, np.uint64(self.shift), np.uint64(8 * self.width)
+        return first
 
     def _check_invariants(self) -> None:
-        """Assert the invariant of the table."""
-        taken = self.table[:, kernels.REF] != 0
-        # The count is the number of taken slots.
-        assert int(taken.sum()) == self.used, (int(taken.sum()), self.used)
-        ids = self.table[taken]
-        columns = [kernels.ID, kernels.LOW] if self.wide else [kernels.ID]
-        # No identity has two entries.
-        assert len(np.unique(ids[:, columns], axis=0)) == self.used
-        # Each entry is at or after its home slot in its shard, with no empty slot between the two.
-        slots = self.table.shape[0] // self.shards
-        for slot in np.flatnonzero(taken):
-            shard, rest = divmod(int(self.table[slot, kernels.ID]) * self.shards, IDENTITIES)
-            home = shard * slots + (rest * self.capacity >> 64)
-            assert home <= slot < (shard + 1) * slots and taken[home : slot + 1].all(), (home, slot)
+        """Assert the invariants of the table."""
+        columns, ends = [kernels.ID, kernels.LOW] if self.wide else [kernels.ID], list[int]()
+        for owner, first, last in self._cut_range(0, IDENTITIES - 1):
+            table, homes, bits = self._get_table(owner)
+            taken = table[:, kernels.REF] != 0
+            # The count is the number of taken slots. The last slot is free.
+            assert int(taken.sum()) == self.directory[owner, kernels.USED] and not taken[-1]
+            # No identity has two entries.
+            assert len(np.unique(table[taken][:, columns], axis=0)) == taken.sum()
+            # Each entry is at or after its home slot in its shard, with no empty slot between the two.
+            for slot in np.flatnonzero(taken):
+                identity = int(table[slot, kernels.ID])
+                home = (identity - first) * int(homes) >> 64 - int(bits)
+                assert first <= identity <= last and home <= slot and taken[home : slot + 1].all(), (home, slot)
+            ends.append(owner)
+        assert sorted(self.tables) == ends
+        assert self.used == sum(self.directory[owner, kernels.USED] for owner in ends)
 
 
 class NoIndex(Index):
@@ -324,7 +376,7 @@ class NoIndex(Index):
 
     def __init__(self, words: int) -> None:
         self.wide, self.words, self.keeps, self.used, self.built = True, words, False, 0, 0
-        self.table = np.empty((0, 3), np.uint64)
+        self.tables, self._bytes = {}, 0
 
     def set_threads(self, threads: Threads) -> None:
         """Do nothing."""

@@ -178,7 +178,8 @@ def pick_versions_by_sorting(
     value, places = NONE, np.full(n, -1)
     if index is not None:
         places = index.find_entry_places(by.high, by.low, by.starts[:-1], references, groups)
-        value = np.where(places >= 0, index.read_entries(np.maximum(places, 0))[2], np.uint64(0))
+        there, value = places >= 0, np.zeros(n, np.uint64)
+        value[there] = index.read_entries(places[there])[2]
     elif all(batch.value.size for batch, _ in cuts):
         value = join_column("value").take(rows)
     columns = by.high.take(kept), low, times.take(rows), live.take(rows), value, join_column("order")[rows]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from ddflow.kernels.gather import SLOT, SLOTS
-from ddflow.kernels.index import ID, LOW, ONE, REF, evict_entries, look_up_keys
+from ddflow.kernels.index import ID, LOW, REF, describe_shard, evict_entries, look_up_keys
 from ddflow.kernels.resolve import LIVE, OCCUPIED
 
 pytestmark = pytest.mark.kernels
@@ -61,7 +61,9 @@ class Table:
             for key, (_, reference, _) in self.twin.items()
             if begin <= key[0] < (end or 2**64) and gone[reference >> SLOT & SLOTS]
         ]
-        n = evict_entries(self.words, self.capacity, ONE, np.uint64(begin), np.uint64(end), np.array(gone, np.uint8))
+        n = evict_entries(
+            self.words, self.capacity, np.uint64(0), np.uint64(begin), np.uint64(end), np.array(gone, np.uint8)
+        )
         assert n == len(leaving)
         for key in leaving:
             del self.twin[key]
@@ -79,7 +81,11 @@ class Table:
         place, reference, value = np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.uint64)
         order = np.empty((n, 1), np.int64)
         starts = np.arange(n, dtype=np.int32)
-        look_up_keys(self.words, self.capacity, ONE, *self.columns(keys), starts, place, reference, value, order)
+        # A search ends at an empty slot, and the last slot of a shard is always empty.
+        words = np.concatenate([self.words, np.zeros((1, self.words.shape[1]), np.uint64)])
+        directory = np.array([describe_shard(words, int(self.capacity), 0, 0, n)] * 2, np.uint64)
+        probe = directory, np.uint64(63), np.uint64(words.strides[0])
+        look_up_keys(*probe, *self.columns(keys), starts, place, reference, value, order)
         rows = zip(value.tolist(), reference.tolist(), order[:, 0].tolist(), strict=True)
         assert [row if row[1] else None for row in rows] == [self.twin.get(key) for key in keys]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -67,7 +68,7 @@ def put(
     live = [entries[key][1] == last for key, last in zip(rows, newest, strict=True)]
     place, built = index.look_up_keys(*columns(keys, index.wide), starts(len(keys))).place, index.built
     if stale:
-        index._rebuild(index.capacity * index.shards + 1)
+        rebuild(index)
     index.reserve_entries(len(last))
     cells = np.array(value, np.uint64), np.array(live, np.uint8), order
     index.write(IndexWrite(place, built, np.array(last, np.int64), *columns(rows, index.wide), *cells, slot))
@@ -78,12 +79,12 @@ def found(index: Index, keys: list[Key]) -> list[Entry | None]:
     """What the index knows of some keys; of one that it does not know, the slot it names is the one for it."""
     held = index.look_up_keys(*columns(keys, index.wide), starts(len(keys)))
     for (high, _), place, reference in zip(keys, held.place.tolist(), held.reference.tolist(), strict=True):
-        slots = index.table.shape[0] // index.shards
-        shard, rest = divmod(high * index.shards, 1 << 64)
-        home = shard * slots + (rest * index.capacity >> 64)
-        taken = index.table[home : (shard + 1) * slots, kernels.REF] != 0
+        owner, first, _ = index._find_range(high)
+        table, homes, bits = index._get_table(owner)
+        home = (high - first) * int(homes) >> 64 - int(bits)
         if not reference:
-            assert place == (home + int(taken.argmin()) if not taken.all() else -1)
+            free = home + int((table[home:, kernels.REF] == 0).argmax())
+            assert place == table.ctypes.data + free * table.strides[0]
     rows = zip(held.value.tolist(), held.reference.tolist(), map(tuple, held.order.tolist()), strict=True)
     # A deletion that need not be kept may linger, or be gone.
     return [row if row[1] & LIVE or (row[1] and index.keeps) else None for row in rows]
@@ -93,18 +94,22 @@ def seen(index: Index, entry: Entry | None) -> Entry | None:
     return entry if entry is not None and (index.keeps or entry[1] & LIVE) else None
 
 
-SHARDS = st.sampled_from([1, 3])
+SHARDS = st.sampled_from([1, 4])
 CREW = Threads(3)
 CREW.waking = 1  # all work is shared
+
+
+def rebuild(index: Index) -> None:
+    for owner, _, _ in index._cut_range(0, TOP):
+        index._rebuild(owner, 0)
 
 
 def cut(index: Index, shards: int) -> Index:
     """An index whose table is cut, for threads that share all of its work."""
     if shards > 1:
         index.set_threads(CREW)
-        index.shared = 0
-        index._rebuild(index.capacity)
-        assert index.shards == shards
+        index._allocate_shards(0, 0, shards.bit_length() - 1, 0)
+        assert len(index.tables) == shards
     return index
 
 
@@ -189,7 +194,7 @@ def test_redirected_entries_point_elsewhere_and_keep_their_flags(
     places = index.find_entry_places(*columns(asked, wide), starts(len(asked)), references, groups)
     assert (places[1::2] == -1).all()
     ours = places[::2][[key in twin for key in asked]]
-    assert index.table[ours, kernels.ID].tolist() == [high for high, _ in keys]
+    assert index.read_entries(ours)[0].tolist() == [high for high, _ in keys]
     assert n == len(asked) or places[2 * asked.index(absent)] == -1
     moved = {key: (v, r & FLAGS | i, o) for i, (key, (v, r, o)) in enumerate(sorted(twin.items())) if i % 2}
     index.repoint_entries(np.where(np.arange(n) % 2 == 1, ours, -1), np.arange(n))
@@ -239,7 +244,7 @@ def test_from_the_moment_that_deletions_are_kept_they_stay_and_those_before_are_
     index._check_invariants()
     assert index.list_entries(live=False)[0].tolist() == [FLAGS | 1 << SLOT | 1]
     put(index, {(9, 0): (0, False, (), 0)}, 2)
-    index._rebuild(index.capacity * index.shards)
+    rebuild(index)
     assert index.list_entries(live=False)[0].tolist() == [OCCUPIED | 2 << SLOT]
 
 
@@ -275,18 +280,61 @@ def test_what_is_evicted_is_found_no_more_and_a_step_that_looked_before_writes_a
     assert found(index, keys) == [(i, FLAGS | s << SLOT | r, (0,) * words) for i, (s, r) in enumerate(places)]
 
 
-def test_a_table_that_is_full_says_so_and_writing_again_into_a_larger_one_is_harmless() -> None:
+def probe(*tables: Any, homes: int, most: int) -> tuple[Any, Any, Any]:
+    """The arguments for two shards, or for one."""
+    bits = len(tables) - 1
+    rows = [kernels.describe_shard(table, homes, bits, owner, most) for owner, table in enumerate(tables)]
+    return np.array(rows * (2 - bits), np.uint64), np.uint64(63), np.uint64(tables[0].strides[0])
+
+
+def test_a_shard_that_is_full_says_so_and_writing_goes_on_in_a_larger_one() -> None:
     high, none, order = np.array([1, 2, 3], np.uint64), np.empty(0, np.uint64), np.empty((3, 0), np.int64)
-    table, larger = np.zeros((2, 3), np.uint64), np.zeros((8, 3), np.uint64)
+    table, larger = np.zeros((3, 3), np.uint64), np.zeros((8, 3), np.uint64)
     home, last, live = np.full(3, -1), np.arange(3), np.ones(3, np.uint8)
-    rest = (home, last, high, none, high, live, order, np.int64(OCCUPIED), np.int64(LIVE), np.int64(0))
-    two, four, whole = (np.uint64(2), ONE), (np.uint64(4), ONE), (np.uint64(0), np.uint64(TOP))
-    assert kernels.write_entries(table, *two, *rest) == -1
-    small = np.zeros((1, 3), np.uint64)
-    assert kernels.copy_entries(table, *two, small, ONE, ONE, *whole, False, np.uint64(OCCUPIED)) == -1
-    assert kernels.copy_entries(table, *two, larger, *four, *whole, False, np.uint64(OCCUPIED)) == 2
-    assert kernels.write_entries(larger, *four, *rest) == 1
+    rest = (high, none, high, live, order, np.int64(OCCUPIED), np.int64(LIVE), np.int64(0))
+    # The last slot stays empty, and so do the slots beyond the greatest number of entries.
+    assert kernels.write_entries(*probe(table, homes=2, most=1), home, last, *rest) == -2
+    assert kernels.write_entries(*probe(table, homes=2, most=3), home[1:], last[1:], *rest) == -2
+    assert kernels.write_entries(*probe(table, homes=2, most=0), home[:2], last[:2], *rest) == 0
+    small, new = probe(np.zeros((2, 3), np.uint64), homes=1, most=2), probe(larger, homes=4, most=4)
+    assert kernels.copy_entries(table, np.uint64(OCCUPIED), False, *small) == -1
+    assert kernels.copy_entries(table, np.uint64(OCCUPIED), False, *new) == 2
+    assert kernels.write_entries(*new, home[2:], last[2:], *rest) == 1 and new[0][0, kernels.USED] == 3
     assert sorted(larger[larger[:, kernels.REF] != 0, kernels.ID].tolist()) == [1, 2, 3]
+
+
+def test_of_two_shards_each_counts_its_entries() -> None:
+    high, none, order = np.array([1, 2, 2**63], np.uint64), np.empty(0, np.uint64), np.empty((3, 0), np.int64)
+    both = probe(*np.zeros((2, 8, 3), np.uint64), homes=4, most=2)
+    rest = (high, none, high, np.ones(3, np.uint8), order, np.int64(OCCUPIED), np.int64(LIVE), np.int64(0))
+    assert kernels.write_entries(*both, np.full(3, -1), np.arange(3), *rest) == 3
+    assert both[0][:, kernels.USED].tolist() == [2, 1]
+
+
+@given(st.lists(st.integers(1, 300), min_size=1, max_size=9), st.integers(0, 2**32), st.integers(1, 4), st.booleans())
+def test_shards_split_and_grow_one_at_a_time(steps: list[int], seed: int, threads: int, crowded: bool) -> None:
+    random, twin, crew = np.random.default_rng(seed), dict[Key, Entry](), Threads(threads)
+    crew.waking = 1
+    with pytest.MonkeyPatch.context() as patch, crew:
+        patch.setattr("ddflow.trace.index.SHARD", 64)
+        patch.setattr("ddflow.trace.index.LEAST", 16)
+        patch.setattr("ddflow.trace.index.SPARE", 4)
+        index = Index(False, 1)
+        index.set_threads(crew)
+        for step, size in enumerate(steps):
+            keys = np.unique(random.integers(0, TOP >> (20 if crowded and step % 2 else 0), size, np.uint64))
+            cuts = [keys.size * i // threads for i in range(threads + 1)]
+            place, built, writes = index.look_up_keys(keys, keys[:0], starts(keys.size)).place, index.built, []
+            for slot, (a, b) in enumerate(itertools.pairwise(cuts), 1 + step * threads):
+                high, rows, live = keys[a:b], np.arange(b - a), np.ones(b - a, np.uint8)
+                columns = high, high[:0], high, live, rows.reshape(b - a, 1)
+                writes.append(IndexWrite(place[a:b], built, rows, *columns, slot))
+                twin |= {(h, 0): (h, FLAGS | slot << SLOT | i, (i,)) for i, h in enumerate(high.tolist())}
+            index.reserve_entries(keys.size)
+            index.write(*writes)
+            index._check_invariants()
+        assert found(index, sorted(twin)) == [twin[key] for key in sorted(twin)]
+        assert crowded or len(twin) < 200 or len(index.tables) > 1
 
 
 def test_a_walk_without_room_says_so() -> None:
@@ -294,5 +342,5 @@ def test_a_walk_without_room_says_so() -> None:
     ends = np.uint64(0), np.uint64(TOP)
     for room in (0, 1, 2):
         out = np.empty(room, np.int64), np.empty(room, np.int64)
-        n = kernels.walk_entries(table, ONE, ONE, False, ONE, np.empty(0, np.uint8), *ends, *out)
+        n = kernels.walk_entries(table, ONE, np.uint64(0), False, ONE, np.empty(0, np.uint8), *ends, *out)
         assert n == (2 if room == 2 else -1)

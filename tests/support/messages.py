@@ -45,6 +45,7 @@ _VARYING: Final = (
     (re.compile(r"\b0x[0-9a-f]+"), "ADDRESS"),
     (re.compile(r"\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b"), "UUID"),
     (re.compile(r"\b[0-9a-f]{16}(?=-\d+\b)"), "DIGEST"),  # a file of a state: it may have no letter but e, or none
+    (re.compile(r"(?<=ddflow-DIGEST-)\d+(?=\.arrow)"), "N"),
     (re.compile(r"(?:\b|(?<=mockCluster))(?!\d+(?:e\d*)?\b)(?=[0-9a-f]*\d)[0-9a-f]{12,}\b"), "DIGEST"),
     (re.compile(r"\bmockCluster[0-9a-f]+"), "mockClusterDIGEST"),
     (re.compile(r"(?<=id is )[\w+/-]{22}, but was [\w+/-]{22}"), "ID, but was ID"),

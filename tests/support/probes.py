@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+import ddflow.kernels.step  # noqa: F401 - binds the kernels by name, before they are replaced
 from ddflow.kernels import index as kernels
 
 SLOTS = 12
@@ -35,7 +36,7 @@ CHANCE = 2000
 class Call(NamedTuple):
     """A call of the index.
 
-    ``slots`` is the number of slots that the call visited but did not use, or of all slots if none was free.
+    ``slots`` is the number of slots that the call visited but did not use.
     """
 
     what: str
@@ -43,18 +44,20 @@ class Call(NamedTuple):
     slots: int
 
 
-def homes(table: Any, capacity: Any, shards: Any, high: Any) -> Any:
-    """Return the first slot of each identity.
+def homes(directory: Any, shift: Any, line: Any, high: Any) -> Any:
+    """Return the address of the first slot of each identity.
 
-    To find the first slot within a shard, multiply the remaining bits by the capacity; the upper word of the product is
+    Shift the leading bits out of the identity, and multiply it by the number of homes; the upper word of the product is
     the slot.
     """
-    return _upper(high, shards) * (table.shape[0] // int(shards)) + _upper(high * shards, capacity)
+    rows = directory[high >> shift]
+    slots = _upper(high << rows[:, kernels.BITS], rows[:, kernels.HOMES])
+    return (rows[:, kernels.START] + slots * line).astype(np.int64)
 
 
 def _upper(high: Any, factor: Any) -> Any:
     upper, lower = high >> np.uint64(32), high & np.uint64(2**32 - 1)
-    return ((upper * factor + (lower * factor >> np.uint64(32))) >> np.uint64(32)).astype(np.int64)
+    return (upper * factor + (lower * factor >> np.uint64(32))) >> np.uint64(32)
 
 
 @contextmanager
@@ -62,43 +65,31 @@ def counted() -> Iterator[list[Call]]:
     """Record the calls in a block. Yield the list to which each call is added."""
     calls, seek, write, rebuild = list[Call](), kernels.look_up_keys, kernels.write_entries, kernels.copy_entries
 
-    def sought(table: Any, capacity: Any, shards: Any, high: Any, low: Any, starts: Any, place: Any, *out: Any) -> None:
-        seek(table, capacity, shards, high, low, starts, place, *out)
-        ends = np.where(place < 0, table.shape[0], place)
-        calls.append(Call("seek", starts.size, int((ends - homes(table, capacity, shards, high[starts])).sum())))
+    def count(what: str, probe: tuple[Any, ...], high: Any, low: Any, begin: Any = -1) -> None:
+        """Add a call.  ``begin``: the places where the searches began, -1 for the home."""
+        n = high.size
+        end, word, rows = np.empty(n, np.int64), np.empty(n, np.int64), np.arange(n, dtype=np.int32)
+        seek(*probe, high, low, rows, end, word, word.view(np.uint64), np.empty((n, 0), np.int64))
+        far = end - np.where(begin >= 0, begin, homes(*probe, high))
+        calls.append(Call(what, n, int(far.sum()) // int(probe[2])))
 
-    def written(table: Any, capacity: Any, shards: Any, place: Any, last: Any, high: Any, low: Any, *rest: Any) -> int:
-        added = write(table, capacity, shards, place, last, high, low, *rest)
-        there = last >= 0
+    def sought(directory: Any, shift: Any, line: Any, high: Any, low: Any, starts: Any, *out: Any) -> None:
+        seek(directory, shift, line, high, low, starts, *out)
+        count("seek", (directory, shift, line), high[starts], low[starts] if low.size else low)
+
+    def written(directory: Any, shift: Any, line: Any, place: Any, last: Any, high: Any, low: Any, *rest: Any) -> int:
+        added = int(write(directory, shift, line, place, last, high, low, *rest))
+        there = np.flatnonzero(last[: last.size if added >= 0 else -1 - added] >= 0)
         rows = last[there]
-        begin = np.where(place[there] < 0, homes(table, capacity, shards, high[rows]), place[there])
-        end, word = np.empty(rows.size, np.int64), np.empty(rows.size, np.int64)
-        seek(
-            table,
-            capacity,
-            shards,
-            high,
-            low,
-            rows.astype(np.int32),
-            end,
-            word,
-            word.view(np.uint64),
-            np.empty((rows.size, 0), np.int64),
-        )
-        slots = int((end - begin).sum()) if added >= 0 else table.shape[0] * rows.size
-        calls.append(Call("write", rows.size, slots))
-        return int(added)
+        count("write", (directory, shift, line), high[rows], low[rows] if low.size else low, place[there])
+        return added
 
-    def rebuilt(
-        old: Any, held: Any, parts: Any, table: Any, capacity: Any, shards: Any, first: Any, last: Any, *rest: Any
-    ) -> int:
-        copied = rebuild(old, held, parts, table, capacity, shards, first, last, *rest)
-        each = table.shape[0] // int(shards)
-        begin, end = (int(first) * int(shards) >> 64) * each, ((int(last) * int(shards) >> 64) + 1) * each
-        at = np.flatnonzero(table[begin:end, kernels.REF]) + begin
-        slots = int((at - homes(table, capacity, shards, table[at, kernels.ID])).sum())
-        calls.append(Call("rebuild", at.size, slots if copied >= 0 else table.shape[0] * at.size))
-        return int(copied)
+    def rebuilt(table: Any, keep: Any, wide: bool, *probe: Any) -> int:
+        copied = int(rebuild(table, keep, wide, *probe))
+        kept = table[table[:, kernels.REF] & keep != 0]
+        high, low = (np.ascontiguousarray(kept[:, column]) for column in (kernels.ID, kernels.LOW if wide else 0))
+        count("rebuild", probe, high, low[: high.size * wide])
+        return copied
 
     with pytest.MonkeyPatch.context() as patch:
         for name, counting in (("look_up_keys", sought), ("write_entries", written), ("copy_entries", rebuilt)):

@@ -32,9 +32,8 @@ from ddflow.storage import inventory_text
 from ddflow.storage.files.batch_store import BatchStore
 from ddflow.storage.folder.scratch import LOCK
 from ddflow.storage.inventory_text import InventorySectionWriter
-from ddflow.trace import arrangement, spine
+from ddflow.trace import arrangement, index, spine
 from ddflow.trace.arrangement import Arrangement
-from ddflow.trace.index import Index
 from ddflow.trace.merge import RunMerge
 
 MEMORY = "16MB"
@@ -70,7 +69,9 @@ SMALL: list[tuple[Any, str, Any]] = [
     (computation, "GATHERED", 3),
     (resolution, "SMALL", 0),
     (Threads, "waking", 1),
-    (Index, "shared", 0),
+    (index, "SHARD", 8),
+    (index, "LEAST", 8),
+    (index, "SPARE", 4),
     (inventory_text, "INLINE", 2),
     (inventory_text, "EDGE", 2),
     (inventory_text, "FEWEST", 2),

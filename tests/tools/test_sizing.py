@@ -107,8 +107,8 @@ def test_an_estimate_is_close_to_what_the_engine_takes_in_the_mean_and_bounds_ev
     takes = [stats["bytes_resident"] for _, stats in after]
     a_key = [stats["bytes_resident"] / (stats["keys"] + stats["tombstones"]) for _, stats in after]
     mean = np.mean(a_key[len(a_key) // 2 :]) * (found.keys + found.tombstones)
-    assert found.bytes_resident == pytest.approx(mean, rel=0.15)
-    assert max(takes) <= found.bytes_most < 1.8 * max(takes)
+    assert found.bytes_resident == pytest.approx(mean, rel=0.2)
+    assert max(takes) <= found.bytes_most < 2 * max(takes)
 
 
 def test_a_sample_of_the_keys_tells_what_all_of_them_take() -> None:
