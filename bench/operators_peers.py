@@ -55,11 +55,11 @@ class Incremental:
     In the line ``join``, the rows of a step have a hundred different times, as in W1.
     """
 
-    def __init__(self, line: str, size: Size, memory: str | None) -> None:
+    def __init__(self, line: str, size: Size, memory: str | None, threads: int = 1) -> None:
         self._clock, self._size = line == "join", size
         self._folder = tempfile.TemporaryDirectory(prefix="ddflow-bench-")
         options: dict[str, Any] = {} if memory is None else {"memory": memory, "spill": self._folder.name}
-        self._engine, self._sum = plan(line, self._clock).open(threads=1, **options), 0
+        self._engine, self._sum = plan(line, self._clock).open(threads=threads, **options), 0
 
     def ready(self, tables: Tables) -> None:
         """Do nothing."""

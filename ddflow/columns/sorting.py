@@ -10,18 +10,22 @@ Guarantees: rows with the same identity are adjacent and keep their order of arr
 ([1, 0, 2], [0, 1, 3])
 """
 
+from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
 from ddflow.columns.hashing import Ints, Narrow, Words
 from ddflow.columns.layout import Arena
 from ddflow.columns.threads import ALONE, Threads
+from ddflow.kernels.differences import SummedRows, close_gaps
 from ddflow.kernels.sort import sort_range, sort_rows, sort_within_groups
 
-SORTED, RESOLVED = 10, 25
-"""The approximate nanoseconds to sort a row, and those to look up or resolve a key."""
+SORTED, RESOLVED, ORDERED = 10, 25, 60
+"""The approximate nanoseconds to sort a row, to look up or resolve a key, and to sort the rows of a group."""
+Spans = tuple[tuple[int, int], ...]
+"""The begin and the end of a range of identities in each of several lists."""
 
 
 class SortedRows(NamedTuple):
@@ -84,12 +88,54 @@ def sort_by_identity(high: Words, low: Words, arena: Arena | None = None, thread
     return SortedRows(permutation, ids, seconds, starts[: groups + 1])
 
 
-def sort_by_words(high: Words, low: Words, order: Ints, arena: Arena | None = None) -> SortedRows:
+def sort_by_words(
+    high: Words, low: Words, order: Ints, arena: Arena | None = None, threads: Threads = ALONE
+) -> SortedRows:
     """Sort rows by identities of more than two words.
 
     ``order``: int64[n, w], the further words, unsigned. O(n log n).
     """
-    by = sort_by_identity(high, low, arena)
-    more, starts = np.ascontiguousarray(order).view(np.uint64), np.empty(high.size + 1, np.int32)
-    n = sort_within_groups(by.permutation, by.starts, more, np.empty(high.size, np.int32), starts)
-    return by._replace(starts=starts[: n + 1])
+    by = sort_by_identity(high, low, arena, threads)
+    more, scratch = np.ascontiguousarray(order).view(np.uint64), np.empty(high.size, np.int32)
+
+    def sort_groups(begin: int, end: int) -> Narrow:
+        starts = np.empty(int(by.starts[end] - by.starts[begin]) + 1, np.int32)
+        found = sort_within_groups(by.permutation, by.starts[begin : end + 1], more, scratch, starts)
+        return starts[: found + (end == by.starts.size - 1)]
+
+    found = threads.run_spans(by.starts.size - 1, sort_groups, ORDERED)
+    return by._replace(starts=found[0] if len(found) == 1 else np.concatenate(found))
+
+
+def cut_groups(highs: Sequence[Words], threads: Threads, cost: float) -> list[Spans]:
+    """Cut sorted lists of identities into ranges of whole groups, at most one range per thread.
+
+    ``highs``: the first identity word of each row of each list.  ``cost``: nanoseconds per row.  O(lists log n).
+
+    >>> with Threads(2) as threads:
+    ...     cut_groups([np.array([2, 5, 5, 9], np.uint64), np.array([5, 7], np.uint64)], threads, cost=1e6)
+    [((0, 1), (0, 0)), ((1, 4), (0, 2))]
+    """
+    spans = threads.cut_spans(sum(each.size for each in highs), cost)
+    if len(spans) == 1:
+        return [tuple((0, each.size) for each in highs)]
+    largest = max(highs, key=len)
+    bounds = largest.take([largest.size * i // len(spans) for i in range(1, len(spans))])
+    cuts = [pairwise([0, *np.searchsorted(each, bounds).tolist(), each.size]) for each in highs]
+    return list(zip(*cuts, strict=True))
+
+
+def sum_groups(
+    highs: Sequence[Words], threads: Threads, cost: float, work: Callable[[Spans, SummedRows], int], out: SummedRows
+) -> int:
+    """Run ``work(spans, part of out)`` for each range of `cut_groups`, and return the total number of written rows.
+
+    ``out``: room for all rows.  ``work`` writes the rows of its range, and returns their number.
+    """
+    ranges = cut_groups(highs, threads, cost)
+    if len(ranges) == 1:
+        return work(ranges[0], out)
+    begins, columns = [sum(begin for begin, _ in each) for each in ranges], cast("tuple[Any, ...]", out)
+    parts = [SummedRows(*(column[begin:] for column in columns)) for begin in begins]
+    counts = threads.run_in_parallel(work, list(zip(ranges, parts, strict=True)))
+    return close_gaps(np.array(begins), np.array(counts), out)

@@ -254,6 +254,29 @@ def net_differences(
 
 
 @kernel
+def close_gaps(begins: Ints, counts: Ints, out: SummedRows) -> int:
+    """Move the rows of several ranges together, and return their number. O(rows).
+
+    - begins, counts, int64[r]: the first row and the number of rows of each range. The first range begins at 0.
+
+    >>> out = SummedRows.allocate(4, 0, grouped=False)
+    >>> out.diff[:] = [5, 6, 7, 8]
+    >>> close_gaps(np.array([0, 2]), np.array([1, 2]), out), out.diff[:3].tolist()
+    (3, [5, 7, 8])
+    """
+    reference, diffs, more, highs, lows, times = out
+    to, words = counts[0], more.shape[1]
+    for r in range(1, begins.size):
+        for row in range(begins[r], begins[r] + counts[r]):
+            reference[to], diffs[to], times[to] = reference[row], diffs[row], times[row]
+            highs[to], lows[to] = highs[row], lows[row]
+            for w in range(words):
+                more[to, w] = more[row, w]
+            to += 1
+    return int(to)
+
+
+@kernel
 def _find_first_row(base: np.uint64, begin: Number, end: Number, word: np.uint64) -> Number:
     """Find the first row in [begin, end) whose word is at least ``word``. Return ``end`` if there is none.
 

@@ -9,7 +9,7 @@ Limits: equal rows of a group have the same words, or the same number.
 >>> one = GroupRows(ints(0, 1), ints(70), ints(0), ints(0, 1), np.array([3], np.int32), ints(2))
 >>> other = GroupRows(ints(0, 1), ints(80), ints(5), ints(0, 0), np.empty(0, np.int32), ints())
 >>> pairs = Pairs(np.empty(1, np.int32), ints(0), ints(0), ints(0))
->>> pair_rows(one, other, pairs, ints(0, 0)), pairs.diff.tolist()
+>>> pair_rows(one, other, pairs, np.zeros(8, np.int64), ints(0, 0)), pairs.diff.tolist()
 (1, [10])
 """
 
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ddflow.kernels.arrays import Ints, Narrow, Words, Words2d
+from ddflow.kernels.arrays import Ints, Ints2d, Narrow, Words, Words2d
 from ddflow.kernels.compile import kernel
 
 HALF = 1 << 31
@@ -226,7 +226,7 @@ def count_pairs(left: GroupRows, right: GroupRows) -> int:
 
 
 @kernel
-def pair_rows(left: GroupRows, right: GroupRows, out: Pairs, scratch: Ints) -> int:
+def pair_rows(left: GroupRows, right: GroupRows, out: Pairs, counts: Ints, scratch: Ints) -> int:
     """Write the updates of all pairs of rows, group by group. Return the number of updates. O(rows + pairs + updates).
 
     A pair of two rows without changes has no updates, and takes no time. A pair has at most one update at each time.
@@ -236,6 +236,7 @@ def pair_rows(left: GroupRows, right: GroupRows, out: Pairs, scratch: Ints) -> i
 
     Output:
     - out: the updates, with room for `count_pairs` updates.
+    - counts, int64[2 * times]: zeros, to which the kernel adds the numbers of updates; see `sort_pairs`.
     - scratch, int64: room for a number for each right row, and at least 2 numbers. If a diff overflows int64, the
       kernel returns -1, and the first two numbers are the left row and the right row of the pair.
 
@@ -243,11 +244,11 @@ def pair_rows(left: GroupRows, right: GroupRows, out: Pairs, scratch: Ints) -> i
     >>> one = GroupRows(ints(0, 1), ints(70), ints(0), ints(0, 1), np.array([3], np.int32), ints(2))
     >>> other = GroupRows(ints(0, 1), ints(80), ints(5), ints(0, 0), np.empty(0, np.int32), ints())
     >>> out = Pairs(np.empty(1, np.int32), ints(0), ints(0), ints(0))
-    >>> pair_rows(one, other, out, ints(0, 0)), [column.tolist() for column in out]
+    >>> pair_rows(one, other, out, np.zeros(8, np.int64), ints(0, 0)), [column.tolist() for column in out]
     (1, [[3], [70], [80], [10]])
     """
-    begins, lefts, counts, changes, ranks, diffs = left
-    other_begins, rights, other_counts, other_changes, other_ranks, other_diffs = right
+    begins, lefts, before, changes, ranks, diffs = left
+    other_begins, rights, other_before, other_changes, other_ranks, other_diffs = right
     out_rank, out_left, out_right, out_diff = out
     at = 0
     for g in range(begins.size - 1):
@@ -261,7 +262,7 @@ def pair_rows(left: GroupRows, right: GroupRows, out: Pairs, scratch: Ints) -> i
             for c in range(changed if quiet else last - first):
                 b = scratch[c] if quiet else first + c
                 i, end, j, stop = changes[a], changes[a + 1], other_changes[b], other_changes[b + 1]
-                m, n = counts[a], other_counts[b]
+                m, n = before[a], other_before[b]
                 while i < end or j < stop:
                     rank = ranks[i] if j == stop or (i < end and ranks[i] <= other_ranks[j]) else other_ranks[j]
                     p, q = m, n
@@ -278,30 +279,36 @@ def pair_rows(left: GroupRows, right: GroupRows, out: Pairs, scratch: Ints) -> i
                     m, n = p, q
                     if diff != 0:
                         out_rank[at], out_left[at], out_right[at], out_diff[at] = rank, lefts[a], rights[b], diff
+                        counts[2 * rank + (1 if diff > 0 else 0)] += 1
                         at += 1
     return at
 
 
 @kernel
-def sort_pairs(pairs: Pairs, times: np.int64, out: Pairs) -> None:
-    """Sort updates by time, with retractions first within a time. The order is stable. O(n + times).
+def sort_pairs(pairs: Pairs, counts: Ints2d, part: int, out: Pairs) -> None:
+    """Write one part of all updates to its places in their order by time, with retractions first within a time.
 
-    - times: the number of times.
+    The order is stable. Threads write different parts at the same time. O(n + parts times).
+
+    - counts, int64[parts, 2 * times]: for each part, the number of retractions and of additions at each time.
+    - part: the number of this part.
+    - out: room for the updates of all parts.
 
     >>> ints = lambda *values: np.array(values, np.int64)
     >>> pairs = Pairs(np.array([1, 0, 0], np.int32), ints(7, 8, 9), ints(7, 8, 9), ints(1, 1, -1))
     >>> out = Pairs(*map(np.empty_like, pairs))
-    >>> sort_pairs(pairs, 2, out), out.left.tolist()
+    >>> sort_pairs(pairs, ints(1, 1, 0, 1).reshape(1, 4), 0, out), out.left.tolist()
     (None, [9, 8, 7])
     """
     ranks, lefts, rights, diffs = pairs
     out_rank, out_left, out_right, out_diff = out
-    ends, n = np.zeros(2 * times + 1, np.int64), out_rank.size
-    for i in range(n):
-        ends[2 * ranks[i] + (1 if diffs[i] > 0 else 0) + 1] += 1
-    for b in range(1, ends.size):
-        ends[b] += ends[b - 1]
-    for i in range(n):
+    ends, total = np.empty(counts.shape[1], np.int64), np.int64(0)
+    for b in range(ends.size):
+        for p in range(counts.shape[0]):
+            if p == part:
+                ends[b] = total
+            total += counts[p, b]
+    for i in range(ranks.size):
         b = 2 * ranks[i] + (1 if diffs[i] > 0 else 0)
         to = ends[b]
         ends[b] = to + 1

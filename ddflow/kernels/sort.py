@@ -537,7 +537,7 @@ def sort_within_groups(permutation: Narrow, groups: Narrow, more: Words2d, scrat
     - groups, int32[g + 1]: the place where each group begins.
     - more, uint64[n, w]: the other words of each row.
     - scratch, int32[n]: scratch memory.
-    - starts, int32[n + 1]: the place where each identity begins, and then n. The kernel writes this array.
+    - starts, int32[n + 1]: the place where each identity begins, and the end. The kernel writes this array.
 
     >>> permutation, starts = np.array([2, 0, 1], np.int32), np.empty(4, np.int32)
     >>> words = np.array([[7], [5], [7]], np.uint64)
@@ -565,5 +565,5 @@ def sort_within_groups(permutation: Narrow, groups: Narrow, more: Words2d, scrat
             ):
                 starts[found] = place
                 found += 1
-    starts[found] = permutation.size
+    starts[found] = groups[-1]
     return found

@@ -23,6 +23,8 @@ from ddflow.columns.names import TIMES, check_column_names, check_columns_exist,
 from ddflow.columns.row_views import HeldRows
 from ddflow.columns.rows import RowPool, Rows, gather_columns_of_pool, row_values
 from ddflow.columns.schema import column_arrays
+from ddflow.columns.sorting import Spans, sum_groups
+from ddflow.columns.threads import Threads
 from ddflow.errors import NegativeMultiplicity
 from ddflow.kernels.differences import SummedRows, net_differences
 from ddflow.kernels.join import GroupRows, PriorRows, SortedUpdates, list_group_rows
@@ -47,6 +49,8 @@ from ddflow.trace.batch import (
 )
 from ddflow.trace.differences import DifferenceArrangement, sum_absolutes
 
+NETTED: Final = 15
+"""The approximate nanoseconds to add up the diffs of equal rows, for each update."""
 LARGE: Final = 2.0**62
 """If the absolute diffs of an arrangement add up to less than this, no multiplicity overflows int64."""
 
@@ -121,19 +125,21 @@ class RunningArrange(RunningOperator):
     """
 
     def __init__(self, node: Arrange, context: OperatorContext) -> None:
-        self.set_up_rows(node.schema, node.by, 2, context.secret)
+        self.set_up_rows(node.schema, node.by, 2, context.secret, context.threads)
         self.refuses = "" if node.inputs[0].positive else node.refuses
 
-    def set_up_rows(self, row: pa.Schema, by: Sequence[str], words: int, secret: Secret) -> None:
+    def set_up_rows(self, row: pa.Schema, by: Sequence[str], words: int, secret: Secret, threads: Threads) -> None:
         """Set the columns and the group columns.  ``words``: the number of words that identify a row in its group."""
         # The fields are made nullable, so that all keys have two words, and the keys of two collections have the same
         # form.
         self.fields = [field.with_nullable(True) for field in row]
         loose = pa.schema(self.fields)
-        self.keys = RowHasher(pa.schema([loose.field(name) for name in by]), secret)
-        self.whole = RowHasher(loose, secret)
+        self.keys = RowHasher(pa.schema([loose.field(name) for name in by]), secret, threads)
+        self.whole = RowHasher(loose, secret, threads)
         self.arrangements: tuple[Any, ...] = (DifferenceArrangement(row, words),)
+        self.output_arrangement.set_threads(threads)
         self.given, self.identified, self.arena = RowPool(row), row, Arena()
+        self.given.threads = threads
         self.gathered = list(map(self.given.describe_column, self.fields))
         self.grouped = cast("tuple[Updates, GroupSortedUpdates] | None", None)
 
@@ -147,16 +153,23 @@ class RunningArrange(RunningOperator):
         stamps, n = times.take(by.ranks), diffs.size
         # If the rows of a large step are distinct, they are already the run.
         if n < BULK or not (mark_first_of_keys(high, low, words).all() and diffs.all()):
+            given: Any = high, low, to_identity_words(words), stamps, diffs, places
             out = SummedRows.allocate(n, words.shape[1], grouped=False)
-            n = net_differences(high, low, to_identity_words(words), stamps, diffs, places, out)
+
+            def net(spans: Spans, out: SummedRows) -> int:
+                ((begin, end),) = spans
+                mine: Any = *(column[begin:end] for column in given), out
+                return net_differences(*mine)
+
+            n = sum_groups([high], self.keys.threads, NETTED, net, out)
             places, diffs, words, high, low, stamps = map(itemgetter(slice(n)), cast(Any, out))
         if n and stamps[0] == stamps[-1] and (stamps == stamps[0]).all():
             stamps = repeat_value(int(stamps[0]), n, np.int64)
-        given = Rows.from_columns(column_arrays(updates.rows, self.whole.names), self.given.shape, updates.diffs.size)
-        self.given.set_batch(0, given)
-        columns = gather_columns_of_pool(self.given, places, self.gathered)
+        columns = column_arrays(updates.rows, self.whole.names)
+        self.given.set_batch(0, Rows.from_columns(columns, self.given.shape, updates.diffs.size))
+        buffers = gather_columns_of_pool(self.given, places, self.gathered)
         self.given.set_batch(0, None)
-        rows = Rows.from_columns(columns, arranged.slots.pool.shape, n)
+        rows = Rows.from_columns(buffers, arranged.slots.pool.shape, n)
         return updates, make_difference_change(high, low, stamps, diffs, words.view(np.int64), rows)
 
     def group_updates(self, updates: Updates, keys: RowHasher) -> GroupSortedUpdates:

@@ -22,6 +22,7 @@ from ddflow.columns.row_match import RowMatcher
 from ddflow.columns.row_views import Chosen, PairedRows, RowView, pair_schemas
 from ddflow.columns.rows import RowPool, Rows, row_values
 from ddflow.columns.schema import column_arrays, to_array
+from ddflow.columns.sorting import cut_groups
 from ddflow.errors import CountOverflow
 from ddflow.kernels.join import GroupRows, Pairs, count_pairs, match_groups, pair_rows, sort_pairs
 from ddflow.operators.arranged import list_rows
@@ -34,6 +35,8 @@ from ddflow.trace.batch import RowsByGroup
 NO_STORED_ROWS: Final = RowsByGroup(
     np.empty(0, np.int64), np.empty(0, np.int64), np.zeros(1, np.int64), np.empty((0, 2), np.int64)
 )
+JOINED: Final = 150
+"""The approximate nanoseconds to look up, list and pair the rows of a group, for each update."""
 MOST_KEYS: Final = 8
 """The maximum number of keys that a join derives from the keys of its two sides."""
 
@@ -219,7 +222,8 @@ class RunningJoin(RunningOperator):
             [of.schema.field(name).with_nullable(True) for name in by or ()]
             for of, by in self._list_inputs_with_keys(node)
         ]
-        self.key_hashes = [RowHasher(pa.schema(fields), context.secret) for fields in loose]
+        self.key_hashes = [RowHasher(pa.schema(fields), context.secret, context.threads) for fields in loose]
+        self.threads = context.threads
         self.wanted = [column for column in node.columns if column[0] in context.wanted]
         self.schema = pair_schemas([of.schema for of in node.inputs], self.wanted)
 
@@ -268,37 +272,52 @@ class RunningJoin(RunningOperator):
         """
         if not self.node.nulls:
             by = list(map(_drop_null_keys, by, inputs, self.key_hashes))
-        begins, high, low = _match_groups(*by)
-        rows = []
-        for side, mine in enumerate(by):
-            held = NO_STORED_ROWS._replace(begins=np.zeros(high.size + 1, np.int64))
-            which = np.flatnonzero(np.diff(begins[1 - side]))
-            if sides and which.size:
-                found = sides[side].look_up_groups(high.take(which), low.take(which))
-                sizes = np.zeros(high.size + 1, np.int64)
-                sizes[which + 1] = np.diff(found.begins)
-                held = found._replace(begins=np.cumsum(sizes))
-            rows.append(list_rows(mine, begins[side], held))
-        pairs = self._pair_rows(rows, inputs)
+
+        def pair_groups(*spans: tuple[int, int]) -> tuple[Pairs, Ints]:
+            updates = [each.slice(*span) for each, span in zip(by, spans, strict=True)]
+            return self._pair_rows(_list_rows(updates, sides), inputs)
+
+        ranges = cut_groups([by[0].high, by[1].high], self.threads, JOINED)
+        if len(ranges) == 1:
+            parts = [self._pair_rows(_list_rows(by, sides), inputs)]
+        else:
+            parts = self.threads.run_in_parallel(pair_groups, ranges)
+        counts, pairs = np.stack([each for _, each in parts]), _allocate_pairs(sum(part.rank.size for part, _ in parts))
+        self.threads.run_in_parallel(sort_pairs, [(part, counts, i, pairs) for i, (part, _) in enumerate(parts)])
         left, right = self.node.inputs
         views = [RowView(pools[0], pairs.left, left.schema), RowView(pools[1], pairs.right, right.schema)]
         paired = PairedRows(views, columns, self.schema if columns is self.wanted else None)
         return Updates(paired, pairs.rank, pairs.diff, inputs[0].times)
 
-    def _pair_rows(self, rows: Sequence[GroupRows], inputs: Sequence[Updates]) -> Pairs:
-        """Pair the rows of both sides.  Raises `CountOverflow`."""
+    def _pair_rows(self, rows: Sequence[GroupRows], inputs: Sequence[Updates]) -> tuple[Pairs, Ints]:
+        """Pair the rows of both sides, and count the pairs for `sort_pairs`.  Raises `CountOverflow`."""
         (left, right), scratch = rows, np.empty(max(rows[1].reference.size, 2), np.int64)
-        found = _allocate_pairs(count_pairs(left, right))
-        n = pair_rows(left, right, found, scratch)
+        found, counts = _allocate_pairs(count_pairs(left, right)), np.zeros(2 * inputs[0].times.size, np.int64)
+        n = pair_rows(left, right, found, counts, scratch)
         if n < 0:
             side = 0 if left.changes[scratch[0] + 1] > left.changes[scratch[0]] else 1
             row = row_values(inputs[side].rows, int(rows[side].reference[scratch[side]]))
             what = f"the multiplicity of {row}, times that of its match, overflows int64"
             remedy = "find the input that multiplies diffs; nothing of this step was kept"
             raise CountOverflow("a join", what, remedy)
-        out = _allocate_pairs(n)
-        sort_pairs(found, np.int64(inputs[0].times.size), out)
-        return out
+        columns: Any = [column[:n] for column in found]
+        return Pairs(*columns), counts
+
+
+def _list_rows(by: Sequence[GroupSortedUpdates], sides: Sequence[ReadableNode]) -> list[GroupRows]:
+    """List the rows of the groups of ``by`` on both sides; look up the rows before the step if ``sides`` is given."""
+    begins, high, low = _match_groups(*by)
+    rows = []
+    for side, mine in enumerate(by):
+        held = NO_STORED_ROWS._replace(begins=np.zeros(high.size + 1, np.int64))
+        which = np.flatnonzero(np.diff(begins[1 - side]))
+        if sides and which.size:
+            found = sides[side].look_up_groups(high.take(which), low.take(which))
+            sizes = np.zeros(high.size + 1, np.int64)
+            sizes[which + 1] = np.diff(found.begins)
+            held = found._replace(begins=np.cumsum(sizes))
+        rows.append(list_rows(mine, begins[side], held))
+    return rows
 
 
 def _allocate_pairs(n: int) -> Pairs:

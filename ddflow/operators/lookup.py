@@ -170,7 +170,7 @@ class RunningLookup(RunningArrange):
         self.node, self.sides, self.secret, self.refuses = node, context.inputs, secret, ""
         self.wanted = [field for field in node.schema if field.name in context.wanted]
         self.kept = pa.schema([*(field.with_nullable(True) for field in node.found), pa.field(FOUND, pa.bool_())])
-        self.set_up_rows(pa.schema([*row, *self.kept]), self.by, 4, secret)
+        self.set_up_rows(pa.schema([*row, *self.kept]), self.by, 4, secret, context.threads)
         loose: Any = row, self.kept, [right.field(name) for name in theirs]
         self.mine, self.result, self.asked = (
             RowHasher(pa.schema([field.with_nullable(True) for field in fields]), secret) for fields in loose

@@ -136,7 +136,8 @@ class RunningOrderedAgg(RunningOrderedGroups):
 
     def __init__(self, node: OrderedAgg, context: OperatorContext) -> None:
         row, names = node.inputs[0].schema, ", ".join(name for name, _, _ in node.results)
-        super().__init__(node.inputs[0], node.by, RowOrder(row, node.by, node.order, context.secret), f"agg of {names}")
+        ways = RowOrder(row, node.by, node.order, context.secret)
+        super().__init__(node.inputs[0], node.by, ways, f"agg of {names}", context.threads)
         self.made, self.skips, self.results = node.schema, node.skips, node.results
         self.ends, self.groups = {way for _, way, _ in self.results}, pa.schema([row.field(name) for name in node.by])
         self.read = {name: pa.schema([row.field(name).with_nullable(True)]) for name in row.names}

@@ -19,6 +19,7 @@ from ddflow.columns.hashing import NONE, Flags, Ints, Words
 from ddflow.columns.order_words import compute_order_words
 from ddflow.columns.rows import RowPool
 from ddflow.columns.schema import column_arrays
+from ddflow.columns.threads import Threads
 from ddflow.kernels.sort import order_by_rank
 from ddflow.kernels.top import FoundRows, StepUpdates, StoredGroups, collect_first_rows, find_group_ranges
 from ddflow.operators.arranged import RunningArrange
@@ -103,11 +104,11 @@ class RunningOrderedGroups(RunningArrange):
     [{'id': 2, 'n': 9, '_time': 2, '_diff': -1}, {'id': 3, 'n': 7, '_time': 2, '_diff': 1}]
     """
 
-    def __init__(self, of: Collection, by: Sequence[str], ways: RowOrder, asked: str) -> None:
+    def __init__(self, of: Collection, by: Sequence[str], ways: RowOrder, asked: str, threads: Threads) -> None:
         self.row, self.by, self.ways = of.schema, list(by), ways
         kinds = [(each.name, find_order_type(of.schema.field(each.name).type)) for each in ways.words]
         self.ordered = pa.schema(kinds)
-        self.set_up_rows(of.schema, by, ways.tied + 2 * (not ways.is_total_order), ways.secret)
+        self.set_up_rows(of.schema, by, ways.tied + 2 * (not ways.is_total_order), ways.secret, threads)
         self.refuses = "" if of.positive else asked
 
     def compute_row_words(self, rows: Any) -> Ints:

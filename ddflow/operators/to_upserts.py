@@ -113,7 +113,7 @@ class AsUpserts(Operator):
 
     def open(self, context: OperatorContext) -> RunningOperator:
         """See `Operator.open`."""
-        return RunningToUpserts(self.inputs[0].schema, self, context.time_type, context.secret)
+        return RunningToUpserts(self.inputs[0].schema, self, context)
 
     _apply_verb = consolidate = operand
 
@@ -124,11 +124,12 @@ class RunningToUpserts(RunningArrange):
     ``told``: the `ToUpserts` that applies ``on_conflict``.
     """
 
-    def __init__(self, schema: pa.Schema, node: AsUpserts, time_type: pa.DataType, secret: Secret) -> None:
+    def __init__(self, schema: pa.Schema, node: AsUpserts, context: OperatorContext) -> None:
+        secret = context.secret
         self.told = ToUpserts(node.key, node.on_conflict, secret=secret)
-        self.told.declare(build_updates_schema(schema, time_type))
+        self.told.declare(build_updates_schema(schema, context.time_type))
         self.row, self.by, self.secret, self.refuses = self.told.schema.row, list(node.key), secret, ""
-        self.set_up_rows(self.row, node.key, 2, secret)
+        self.set_up_rows(self.row, node.key, 2, secret, context.threads)
 
     def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, Any]:
         """Compute the upserts and the change to apply. The upserts are visible rows with the column ``_deleted``.

@@ -197,9 +197,8 @@ class RunningTop(RunningOrderedGroups):
     def __init__(self, node: Top, context: OperatorContext) -> None:
         row, self.rank_name = node.inputs[0].schema, node.rank_name
         self.offset, self.limit = np.int64(node.offset), np.int64(node.offset + node.k)
-        super().__init__(
-            node.inputs[0], node.partition_by, RowOrder(row, node.partition_by, node.by, context.secret), node.verb
-        )
+        ways = RowOrder(row, node.partition_by, node.by, context.secret)
+        super().__init__(node.inputs[0], node.partition_by, ways, node.verb, context.threads)
         self.wanted = pa.schema([field for field in row if field.name in context.wanted])
 
     def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, ArrangementChange]:

@@ -26,12 +26,15 @@ from ddflow.columns.layout import BULK, Arena, make_writable
 from ddflow.columns.names import DIFF, TIME
 from ddflow.columns.rows import RowPool, Rows, row_values
 from ddflow.columns.schema import TABLES, column_arrays, to_array
-from ddflow.columns.sorting import sort_by_identity, sort_by_words
+from ddflow.columns.sorting import SortedRows, sort_by_identity, sort_by_words
+from ddflow.columns.threads import Threads
 from ddflow.errors import AggregateFailed, CountOverflow, ExpressionError, NegativeMultiplicity, NotSingle
 from ddflow.kernels.accumulate import consolidate_diffs, number_groups
 from ddflow.kernels.emit import map_ranks_to_times
 from ddflow.kernels.sort import order_by_rank
 
+GATHERED: Final = 20
+"""The approximate nanoseconds to gather the words, rank and diff of an update."""
 INT64, DIFFS = pa.int64(), pa.field(DIFF, pa.int64(), nullable=False)
 
 
@@ -131,10 +134,9 @@ class GroupSortedUpdates(NamedTuple):
         if rows is not None:
             words = rows.compute_identities(column_arrays(updates.rows, rows.names), n)
             return cls.sort_by_words(updates, keys, np.stack(words, axis=1).view(np.int64), arena)
-        by = sort_by_identity(*keys.compute_identities(column_arrays(updates.rows, keys.names), n), arena)
-        places = by.permutation.astype(np.int64)
-        more = np.empty((n, 0), np.int64)
-        return cls(by.high, by.low, more, places, updates.ranks.take(places), updates.diffs.take(places))
+        ids = keys.compute_identities(column_arrays(updates.rows, keys.names), n)
+        by = sort_by_identity(*ids, arena, keys.threads)
+        return cls._gather(updates, by, np.empty((n, 0), np.int64), keys.threads)
 
     @classmethod
     def sort_by_words(
@@ -142,22 +144,38 @@ class GroupSortedUpdates(NamedTuple):
     ) -> GroupSortedUpdates:
         """Sort updates by the columns of ``keys``, then by the words of the row, int64[n, w].  O(n log n)."""
         high, low = keys.compute_identities(column_arrays(updates.rows, keys.names), updates.diffs.size)
-        by = sort_by_words(high, low, more, arena)
-        places = by.permutation.astype(np.int64)
-        more = more.take(by.permutation, 0)
-        ranks, diffs = (_take_values(each, places) for each in (updates.ranks, updates.diffs))
-        return cls(by.high, by.low, more, places, ranks, diffs)
+        by = sort_by_words(high, low, more, arena, keys.threads)
+        return cls._gather(updates, by, more, keys.threads)
+
+    @classmethod
+    def _gather(cls, updates: Updates, by: SortedRows, more: Ints, threads: Threads) -> GroupSortedUpdates:
+        """Gather the sorted updates. ``more``: the words of the rows, in the order of ``updates``. O(n)."""
+        places = np.empty(updates.diffs.size, np.int64)
+        columns: Any = [np.empty_like(each) for each in (more, updates.ranks, updates.diffs)]
+        gathered: list[Any] = [(more, columns[0])]
+        for values, out in ((updates.ranks, columns[1]), (updates.diffs, columns[2])):
+            if values.size >= BULK and (values == values[0]).all():
+                out.fill(values[0])
+            else:
+                gathered.append((values, out))
+
+        def gather(begin: int, end: int) -> None:
+            places[begin:end] = by.permutation[begin:end]
+            for values, out in gathered:
+                values.take(places[begin:end], 0, out[begin:end], "clip")
+
+        threads.run_spans(places.size, gather, GATHERED)
+        return cls(by.high, by.low, columns[0], places, columns[1], columns[2])
 
     def take(self, kept: Ints) -> GroupSortedUpdates:
         """Take the updates at some positions, which must ascend."""
         columns: Any = [column.take(kept, 0) for column in self]
         return GroupSortedUpdates(*columns)
 
-
-def _take_values(values: Any, places: Ints) -> Any:
-    """Take all values in the order of ``places``. If many values are equal, they are only copied. O(n)."""
-    equal = values.size >= BULK and bool((values == values[0]).all())
-    return values.copy() if equal else values.take(places)
+    def slice(self, begin: int, end: int) -> GroupSortedUpdates:
+        """Slice the updates [begin, end) without a copy."""
+        columns: Any = [column[begin:end] for column in self]
+        return GroupSortedUpdates(*columns)
 
 
 def build_time_column(times: Ints, kind: pa.DataType) -> pa.Array:

@@ -277,8 +277,10 @@ class RunningVersions(RunningOrderedGroups):
         row, self.order_by, self.delete, self.names = node.inputs[0].schema, node.order_by, node.delete, node.names
         order, secret = [OrderColumn(name, False, True) for name in self.order_by], context.secret
         most = sum(count_order_words(find_order_type(row.field(name).type), name) for name in self.order_by)
-        super().__init__(node.inputs[0], node.key, RowOrder(row, node.key, order, secret, most), node.verb)
+        ways = RowOrder(row, node.key, order, secret, most)
+        super().__init__(node.inputs[0], node.key, ways, node.verb, context.threads)
         self.arrangements = (DifferenceArrangement(row, self.output_arrangement.words + 1),)
+        self.output_arrangement.set_threads(context.threads)
         left_out = {*node.key, *node.ignore, *self.order_by, *([node.tombstone.column] if node.tombstone else [])}
         loose = [field.with_nullable(True) for field in row if field.name not in left_out]
         self.counting = RowHasher(pa.schema(loose), secret)

@@ -19,7 +19,7 @@ import numpy as np
 
 from ddflow.columns.hashing import NONE, Flags, Ints, Words
 from ddflow.columns.rows import Rows, gather_buffers
-from ddflow.columns.sorting import sort_by_identity
+from ddflow.columns.sorting import Spans, sort_by_identity, sum_groups
 from ddflow.errors import CorruptState
 from ddflow.kernels.differences import SummedRows, merge_differences
 from ddflow.kernels.merge import prune_versions
@@ -37,6 +37,8 @@ from ddflow.trace.batch import (
 )
 from ddflow.trace.index import Index
 
+MERGED = 40
+"""The approximate nanoseconds to merge a difference."""
 Target = Callable[[Batch], Batch]
 """A function that stores an output batch. The function returns a batch over a mapped file, or the batch unchanged."""
 
@@ -195,7 +197,14 @@ def sum_differences(slots: BatchSlots, parts: list[BatchRange], since: int) -> P
     words = slots[parts[0].slot].order.shape[1]
     since = min(since, max(int(slots[part.slot].time[part.begin : part.end].max()) for part in parts))
     out = SummedRows.allocate(sum(part.end - part.begin for part in parts), words, grouped=False)
-    n = merge_differences(np.array(parts, np.int64), slots.addresses, np.int64(words), np.int64(since), out)
+
+    def merge_range(spans: Spans, out: SummedRows) -> int:
+        cut = [(part.slot, part.begin + a, part.begin + b) for part, (a, b) in zip(parts, spans, strict=True) if a < b]
+        cuts = np.array(cut, np.int64).reshape(-1, 3)
+        return merge_differences(cuts, slots.addresses, np.int64(words), np.int64(since), out)
+
+    highs = [slots[part.slot].high[part.begin : part.end] for part in parts]
+    n = sum_groups(highs, slots.pool.threads, MERGED, merge_range, out)
     time, places, live = out.time[:n], repeat_value(-1, n, np.int64), repeat_value(1, n, np.uint8)
     if n and time[0] == time[-1] and (time == time[0]).all():
         time = repeat_value(int(time[0]), n, np.int64)

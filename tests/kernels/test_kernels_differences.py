@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from ddflow.kernels.differences import SummedRows, collect_group_rows, merge_differences, net_differences
+from ddflow.kernels.differences import SummedRows, close_gaps, collect_group_rows, merge_differences, net_differences
 from ddflow.kernels.top import FoundRows, StepUpdates, StoredGroups, collect_first_rows, find_group_ranges
 
 WORDS = 2
@@ -122,6 +122,23 @@ def test_net_differences_are_the_sums_of_equal_rows_and_times(run: list[Any]) ->
     found = zip(out.high[:n], out.low[:n], *out.more[:n].T, out.time[:n], out.diff[:n], strict=True)
     assert [tuple(map(int, row)) for row in found] == add_up([run], -1, one_time=False)
     assert [rows[at][:5] for at in out.reference[:n]] == [row[:5] for row in add_up([run], -1, one_time=False)]
+
+
+@given(st.lists(ROW, max_size=20), st.lists(st.integers(0, 5), min_size=1, max_size=4))
+@settings(deadline=None)
+def test_closed_gaps_leave_the_rows_of_all_ranges(rows: list[Any], gaps: list[int]) -> None:
+    cuts = [len(rows) * i // len(gaps) for i in range(len(gaps) + 1)]
+    out, begins, to = SummedRows.allocate(len(rows) + sum(gaps), WORDS, grouped=False), [], 0
+    for begin, end, gap in zip(cuts[:-1], cuts[1:], gaps, strict=True):
+        begins.append(to)
+        for high, low, one, other, time, diff in rows[begin:end]:
+            out.high[to], out.low[to], out.more[to], out.time[to] = high, low, (one, other), time
+            out.diff[to], out.reference[to] = diff, to
+            to += 1
+        to += gap
+    assert close_gaps(np.array(begins), np.diff(cuts), out) == len(rows)
+    found = zip(out.high, out.low, *out.more.T, out.time, out.diff, strict=True)
+    assert [tuple(map(int, row)) for row in found][: len(rows)] == rows
 
 
 @given(

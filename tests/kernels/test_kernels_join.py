@@ -63,11 +63,16 @@ def list_rows(updates: SortedUpdates, held: PriorRows) -> GroupRows:
 def pair(left: GroupRows, right: GroupRows) -> list[Any] | None:
     room = count_pairs(left, right)
     found, out = (Pairs(np.empty(room, np.int32), *(np.empty(room, np.int64) for _ in range(3))) for _ in range(2))
-    n = pair_rows(left, right, found, np.empty(max(right.reference.size, 2), np.int64))
+    counts = np.zeros(2 * TIMES, np.int64)
+    n = pair_rows(left, right, found, counts, np.empty(max(right.reference.size, 2), np.int64))
     if n < 0:
         return None
     out = Pairs(*(column[:n] for column in out))
-    sort_pairs(found, np.int64(TIMES), out)
+    parts = [Pairs(*(column[a:b] for column in found)) for a, b in ((0, n // 3), (n // 3, n))]
+    first = parts[0].rank * 2 + (parts[0].diff > 0)
+    begin = np.bincount(first, minlength=counts.size).astype(np.int64)
+    for i, part in enumerate(parts):
+        sort_pairs(part, np.stack([begin, counts - begin]), i, out)
     return list(zip(*(column.tolist() for column in out), strict=True))
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from ddflow.columns.layout import Arena
-from ddflow.columns.sorting import sort_by_identity
+from ddflow.columns.sorting import sort_by_identity, sort_by_words
 from ddflow.columns.threads import Threads
 from ddflow.kernels.sort import find_group_starts, order_by_rank, sort_range
 
@@ -142,7 +142,10 @@ def test_two_threads_sort_as_one_does() -> None:
     with Threads(2) as threads:
         threads.waking = 1
         found = sort_by_identity(high, words([]), threads=threads)
+        more = np.arange(40_000).reshape(-1, 1) * 7919 % 40_009 % 50
+        ordered = sort_by_words(high, words([]), more, threads=threads)
     assert all(np.array_equal(a, b) for a, b in zip(found, sort_by_identity(high, words([])), strict=True))
+    assert all(np.array_equal(a, b) for a, b in zip(ordered, sort_by_words(high, words([]), more), strict=True))
 
 
 @pytest.mark.parametrize("kind", SHAPES)
