@@ -37,6 +37,7 @@ from ddflow.columns.layout import Arena, Column, to_arrow_arrays
 from ddflow.columns.rows import RowPool, Rows, gather_arrays, gather_buffers, row_values
 from ddflow.columns.schema import column_arrays, is_word_type
 from ddflow.columns.sorting import SortedRows, sort_by_identity
+from ddflow.columns.threads import ALONE, Threads
 from ddflow.columns.widening import conform_to_wider_schema
 from ddflow.errors import AggregateOverflow
 from ddflow.kernels import accumulate as kernels
@@ -116,7 +117,7 @@ class Agg(GroupOperator):
 
     def open(self, context: OperatorContext) -> RunningOperator:
         """See `Operator.open`."""
-        return RunningAggregate(self.groups, self.aggregates, context.secret)
+        return RunningAggregate(self.groups, self.aggregates, context.secret, context.threads)
 
 
 def _bind_aggregate(name: str, given: Any, schema: pa.Schema) -> FoldedAggregate:
@@ -164,7 +165,9 @@ class RunningAggregate(RunningOperator):
     the operator `Count`, not this operator.
     """
 
-    def __init__(self, groups: pa.Schema, aggregates: Sequence[FoldedAggregate], secret: Secret) -> None:
+    def __init__(
+        self, groups: pa.Schema, aggregates: Sequence[FoldedAggregate], secret: Secret, threads: Threads = ALONE
+    ) -> None:
         self.groups, self.aggregates, self.secret = groups, aggregates, secret
         self.parts: dict[Key, StatePart] = {ROWS: CountPart()}
         self.arguments: dict[str, Any] = {}
@@ -176,9 +179,12 @@ class RunningAggregate(RunningOperator):
         self.state = pa.schema([pa.field(n, kind, nullable=False) for n, kind in zip(names, kinds, strict=True)])
         self.schema, self.shown = pa.schema([*groups, *self.state]), build_result_schema(groups, aggregates)
         self.arrangements = (Arrangement(self.schema, has_two_word_identities(groups), 0),)
+        self.output_arrangement.set_threads(threads)
         self.given, self.fields = RowPool(groups), [field.with_nullable(True) for field in groups]
-        self.arena, self.keys, self.values = Arena(), RowHasher(groups, secret), RowHasher(self.state, secret)
+        self.arena, self.keys = Arena(), RowHasher(groups, secret, threads)
+        self.values = RowHasher(self.state, secret, threads)
         self.identified, self.made = groups, RowPool(pa.schema([*self.shown][len(groups) :]))
+        self.given.threads = self.made.threads = threads
 
     def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, ArrangementChange]:
         """See `RunningOperator.compute`. O(updates), plus the cost of updating the state of each group and time.
@@ -201,7 +207,8 @@ class RunningAggregate(RunningOperator):
         empty = arena.choose_allocator(n)
         high, low = self.keys.compute_identities(columns, n)
         number, first = number_identities(high, low, arena)
-        by = sort_by_identity(high.take(first), low.take(first) if low.size else low, arena)
+        ids = high.take(first), low.take(first) if low.size else low
+        by = sort_by_identity(*ids, arena, self.keys.threads)
         prior, m = self.output_arrangement.look_up_keys(by.high, by.low, by.starts[:-1], arena), first.size
         place, latest, seen = empty(m, np.int32), np.full(m, -1, np.int32), np.full(m, -1, np.int32)
         place[by.permutation] = np.arange(m, dtype=np.int32)

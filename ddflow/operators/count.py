@@ -24,6 +24,7 @@ from ddflow.columns.row_views import HeldRows
 from ddflow.columns.rows import RowPool, Rows, gather_columns_of_pool
 from ddflow.columns.schema import column_arrays
 from ddflow.columns.sorting import SortedRows, sort_by_identity
+from ddflow.columns.threads import ALONE, Threads
 from ddflow.errors import ErrorText, Option, SpecError
 from ddflow.kernels import accumulate as kernels
 from ddflow.kernels.resolve import LIVE, Prior
@@ -92,7 +93,7 @@ class Count(GroupOperator):
 
     def open(self, context: OperatorContext) -> RunningOperator:
         """See `Operator.open`."""
-        return RunningCount(self.groups, self.name, context.secret)
+        return RunningCount(self.groups, self.name, context.secret, context.threads)
 
 
 class RunningCount(RunningOperator):
@@ -111,13 +112,15 @@ class RunningCount(RunningOperator):
     [{'v': 'a', 'count': 2, '_time': 6, '_diff': -1}, {'v': 'a', 'count': 1, '_time': 6, '_diff': 1}]
     """
 
-    def __init__(self, groups: pa.Schema, name: str, secret: Secret) -> None:
+    def __init__(self, groups: pa.Schema, name: str, secret: Secret, threads: Threads = ALONE) -> None:
         self.groups, self.name, self.secret = groups, name, secret
         self.schema = pa.schema([*groups, pa.field(name, pa.int64(), nullable=False)])
         self.arrangements, self.arena = (Arrangement(self.schema, has_two_word_identities(groups), 0),), Arena()
-        self.tracked, self.keys, self.identified = [name], RowHasher(groups, secret), groups
+        self.arrangements[0].set_threads(threads)
+        self.tracked, self.keys, self.identified = [name], RowHasher(groups, secret, threads), groups
         self.hashing = build_hash_plan(groups, groups.names)
         self.given = RowPool(groups)
+        self.given.threads = threads
         self.gathered = [self.given.describe_column(field.with_nullable(True)) for field in groups]
         self.room, self.room_rows, self.bits = cast("tuple[Any, ...]", ()), -1, 0
         """Scratch memory of a small step, its number of rows, and the bits for its sort."""
@@ -136,7 +139,8 @@ class RunningCount(RunningOperator):
         empty = arena.choose_allocator(n)
         high, low = self.keys.compute_identities(groups, n)
         number, first = number_identities(high, low, arena)
-        by = sort_by_identity(high.take(first), low.take(first) if low.size else low, arena)
+        ids = high.take(first), low.take(first) if low.size else low
+        by = sort_by_identity(*ids, arena, self.keys.threads)
         prior = arranged.look_up_keys(by.high, by.low, by.starts[:-1], arena)
         m = first.size
         counts: Ints = empty(m, np.int64)
