@@ -99,11 +99,9 @@ class Scaling(Bench):
             name = f"{row['line']}, {row['step']:,} a step{', ' + row['budget'] if row['budget'] else ''}"
             said = f"{row['gain']:.2f}, bare loops {row['bare_gain']:.2f}"
             if row["step"] >= 100_000:
-                wanted = OF_BARE_BUDGET if row["budget"] else OF_BARE
-                if row["line"] == "join":
-                    yield within(f"two threads: {name}", said, f"{JOINED}", row["gain"] >= JOINED)
-                else:
-                    yield within(f"two threads: {name}", said, f"{wanted} of bare", row["of_bare"] >= wanted)
+                joined, wanted = row["line"] == "join", OF_BARE_BUDGET if row["budget"] else OF_BARE
+                met = row["gain"] >= JOINED if joined else row["of_bare"] >= wanted
+                yield within(f"two threads: {name}", said, f"{JOINED}" if joined else f"{wanted} of bare", met)
             yield within(f"not slower: {name}", f"{row['gain']:.2f}", f"{LEAST}", row["gain"] >= LEAST)
 
     def panels(self, result: Row) -> list[Callable[[Any], None]]:

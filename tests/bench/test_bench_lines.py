@@ -134,7 +134,9 @@ def test_latency_growth_and_footprint_are_held_to_what_was_asked() -> None:
 def test_threads_are_held_to_bare_loops_and_never_slower_than_one() -> None:
     row = {"line": "upsert", "step": 100_000, "budget": None, "gain": 1.5, "bare_gain": 1.6, "of_bare": 1.5 / 1.6}
     rows = [row, row | {"step": 10_000, "gain": 0.94}, row | {"budget": "128MB", "of_bare": 0.7}]
-    assert [bar.met for bar in bars_of("scaling", rows)] == [True, True, False, False, True]
+    rows += [row | {"line": "join"}, row | {"line": "join", "gain": 1.6, "of_bare": 0.8}]
+    met = [True, True, False, False, True, False, True, True, True]
+    assert [bar.met for bar in bars_of("scaling", rows)] == met
 
 
 def test_a_large_run_is_held_to_its_peers_on_the_same_upserts_and_to_its_budget() -> None:
