@@ -177,7 +177,8 @@ class RunningArrange(RunningOperator):
         if self.grouped is None or self.grouped[0] is not updates:
             self.arena.reset()
             rows = updates.rows
-            if len(rows.schema) < len(self.fields):  # a join of a later stage gets only the columns that it reads
+            if not set(self.whole.names).issubset(rows.schema.names):
+                # A join of a later stage gets only the columns that it reads.
                 rows = HeldRows(complete_columns(rows, self.identified), self.identified)
             words = self.compute_row_words(rows)
             arena = self.arena if updates.diffs.size < BULK else None  # a run can keep the memory of a large step

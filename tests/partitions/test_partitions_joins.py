@@ -64,6 +64,9 @@ def made_of(orders: Any, customers: Any, notes: Any) -> dict[str, Callable[[], A
         "of a sum by some columns": lambda: orders.join(
             joined().group_by("city").agg(total="sum(amount)"), on={"amount": "total"}
         ).project(["city"]),
+        "of all, without columns": lambda: (
+            orders.project(["amount"]).join(joined().count("city", name="n"), on=[]).project(["city"])
+        ),
         "of all": lambda: joined().count("city", name="n").join(orders.count([], name="all"), on=[]),
         "semi": lambda: orders.join(customers, on=on, how="semi", condition="amount > of"),
         "anti": lambda: customers.join(orders, on={"of": "customer"}, how="anti"),
@@ -201,11 +204,14 @@ def test_where_an_input_stands_it_is_looked_into_and_what_moves_is_sent_once() -
     assert [each.number for each in cut_stages(flow_of(["itself by key"], False)).exchanges] == []
 
 
-def test_a_join_of_a_later_stage_gets_only_the_columns_that_it_reads() -> None:
-    flow, engine = (flow_of(["of a sum by some columns"], False) for _ in range(2))
+@pytest.mark.parametrize(
+    ("name", "columns"), [("of a sum by some columns", ["amount"]), ("of all, without columns", [])]
+)
+def test_a_join_of_a_later_stage_gets_only_the_columns_that_it_reads(name: str, columns: list[str]) -> None:
+    flow, engine = (flow_of([name], False) for _ in range(2))
     cut = cut_stages(flow)
     sent = [each.carried.names for each in cut.exchanges if flow.nodes[each.of].verb == "arrange"]
-    assert sent == [["amount"]], str(cut)
+    assert sent == [columns], str(cut)
     hands = Hands(flow, MemoryStore(), 3, random.Random(3))
     customers = pa.table({"of": [2, 7], "city": ["Bern", "Chur"], "gone": [False, False]})
     orders = pa.table({"id": [1, 2, 3], "customer": [2, 7, 7], "amount": [5, 2, 7], "gone": [False] * 3})
