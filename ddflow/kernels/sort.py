@@ -99,24 +99,24 @@ def _insertion_sort(high: Words, low: Words, permutation: Narrow, begin: int, en
 
 
 @kernel
-def count_buckets(high: Words, bits: np.int64, counts: Narrow) -> None:
+def _count_buckets(high: Words, bits: np.int64, counts: Narrow) -> None:
     """Count identities by their leading bits. O(n + 2**bits).
 
     - high, uint64[n]: the first words of the identities.
     - counts, int32[2**bits]: the number of identities in each bucket, which the kernel writes.
 
     >>> counts = np.empty(2, np.int32)
-    >>> count_buckets(np.array([1, 2**63, 2], np.uint64), np.int64(1), counts)
+    >>> _count_buckets(np.array([1, 2**63, 2], np.uint64), np.int64(1), counts)
     >>> counts.tolist()
     [2, 1]
 
     >>> import numpy as np
     >>> high, none = np.array([3, 1, 3, 2], np.uint64) << np.uint64(62), np.empty(0, np.uint64)
     >>> at, permutation, ids = np.empty(4, np.int32), np.empty(4, np.int32), np.empty(4, np.uint64)
-    >>> count_buckets(high, np.int64(2), at)
-    >>> compute_bucket_starts(at)
-    >>> fill_buckets(high, none, np.int64(2), at, permutation, ids, none)
-    >>> sort_buckets(at, permutation, ids, none)
+    >>> _count_buckets(high, np.int64(2), at)
+    >>> _compute_bucket_starts(at)
+    >>> _fill_buckets(high, none, np.int64(2), at, permutation, ids, none)
+    >>> _sort_buckets(at, permutation, ids, none)
     >>> permutation.tolist()
     [1, 3, 0, 2]
     """
@@ -127,13 +127,13 @@ def count_buckets(high: Words, bits: np.int64, counts: Narrow) -> None:
 
 
 @kernel
-def compute_bucket_starts(counts: Narrow) -> None:
+def _compute_bucket_starts(counts: Narrow) -> None:
     """Convert the number of rows in each bucket to the position where the bucket begins. O(buckets).
 
     - counts, int32[buckets]: the counts, which the kernel replaces by positions.
 
     >>> counts = np.array([2, 1, 4], np.int32)
-    >>> compute_bucket_starts(counts)
+    >>> _compute_bucket_starts(counts)
     >>> counts.tolist()
     [0, 2, 3]
     """
@@ -145,7 +145,7 @@ def compute_bucket_starts(counts: Narrow) -> None:
 
 
 @kernel
-def fill_buckets(
+def _fill_buckets(
     high: Words,
     low: Words,
     bits: np.int64,
@@ -166,7 +166,7 @@ def fill_buckets(
 
     >>> at, out = np.array([0, 1], np.int32), np.empty(2, np.int32)
     >>> ids, none = np.empty(2, np.uint64), np.empty(0, np.uint64)
-    >>> fill_buckets(np.array([2**63, 7], np.uint64), none, np.int64(1), at, out, ids, none)
+    >>> _fill_buckets(np.array([2**63, 7], np.uint64), none, np.int64(1), at, out, ids, none)
     >>> out.tolist(), at.tolist()
     ([1, 0], [1, 2])
     """
@@ -181,7 +181,7 @@ def fill_buckets(
 
 
 @kernel
-def sort_buckets(ends: Narrow, permutation: Narrow, sorted_high: Words, sorted_low: Words) -> None:
+def _sort_buckets(ends: Narrow, permutation: Narrow, sorted_high: Words, sorted_low: Words) -> None:
     """Sort the rows of each bucket by identity, stably and in place.
 
     The run time is O(n) for uniform identities. The worst case is O(n log n), with scratch memory for the largest
@@ -192,7 +192,7 @@ def sort_buckets(ends: Narrow, permutation: Narrow, sorted_high: Words, sorted_l
     - sorted_high, sorted_low, uint64[n]: the identity at each place, which the kernel updates.
 
     >>> out, ids = np.array([0, 1], np.int32), np.array([9, 4], np.uint64)
-    >>> sort_buckets(np.array([2], np.int32), out, ids, np.empty(0, np.uint64))
+    >>> _sort_buckets(np.array([2], np.int32), out, ids, np.empty(0, np.uint64))
     >>> out.tolist(), ids.tolist()
     ([1, 0], [4, 9])
     """
@@ -256,7 +256,7 @@ def _refine_buckets(
 
 
 @kernel
-def find_group_starts(sorted_high: Words, sorted_low: Words, starts: Narrow) -> int:
+def _find_group_starts(sorted_high: Words, sorted_low: Words, starts: Narrow) -> int:
     """Write where each group of equal identities begins, and then ``n``. Return the number of groups. O(n).
 
     Input:
@@ -267,7 +267,7 @@ def find_group_starts(sorted_high: Words, sorted_low: Words, starts: Narrow) -> 
       unchanged.
 
     >>> starts = np.empty(4, np.int32)
-    >>> find_group_starts(np.array([5, 5, 7], np.uint64), np.empty(0, np.uint64), starts), starts[:3].tolist()
+    >>> _find_group_starts(np.array([5, 5, 7], np.uint64), np.empty(0, np.uint64), starts), starts[:3].tolist()
     (2, [0, 2, 3])
     """
     groups = 0
@@ -302,7 +302,7 @@ def sort_rows(
     - at, int32[2**bits]: scratch memory.
     - permutation, int32[n]: the row at each place, which the kernel writes.
     - sorted_high, sorted_low, uint64: the identity at each place, which the kernel writes.
-    - starts, int32[n + 1]: the place where each key begins, as in `find_group_starts`.
+    - starts, int32[n + 1]: the place where each key begins, as in `_find_group_starts`.
 
     >>> ids, none = np.array([9, 4], np.uint64), np.empty(0, np.uint64)
     >>> at, out, starts = np.empty(2, np.int32), np.empty(2, np.int32), np.empty(3, np.int32)
@@ -312,13 +312,13 @@ def sort_rows(
     size = np.int64(bits)
     few = size if size <= DIRECT else size // 2
     coarse = at if size <= DIRECT else np.empty(1 << few, np.int32)
-    count_buckets(high, few, coarse)
-    compute_bucket_starts(coarse)
-    fill_buckets(high, low, few, coarse, permutation, sorted_high, sorted_low)
+    _count_buckets(high, few, coarse)
+    _compute_bucket_starts(coarse)
+    _fill_buckets(high, low, few, coarse, permutation, sorted_high, sorted_low)
     if few < size:
         _refine_buckets(coarse, size, at, permutation, sorted_high, sorted_low)
-    sort_buckets(at, permutation, sorted_high, sorted_low)
-    return find_group_starts(sorted_high, sorted_low, starts)
+    _sort_buckets(at, permutation, sorted_high, sorted_low)
+    return _find_group_starts(sorted_high, sorted_low, starts)
 
 
 @kernel

@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 from ddflow.columns.layout import Arena
 from ddflow.columns.sorting import sort_by_identity, sort_by_words
 from ddflow.columns.threads import Threads
-from ddflow.kernels.sort import find_group_starts, order_by_rank, sort_range
+from ddflow.kernels.sort import _find_group_starts, order_by_rank, sort_range
 
 pytestmark = pytest.mark.kernels
 TOP = 2**64 - 1
@@ -100,7 +100,7 @@ def test_groups_begin_where_the_identity_changes(pairs: list[tuple[int, int]], w
     low = words([low for _, low in pairs] if wide else [])
     if wide and not pairs:
         return
-    groups = find_group_starts(words([high for high, _ in pairs]), low, starts)
+    groups = _find_group_starts(words([high for high, _ in pairs]), low, starts)
     sizes = [len(list(rows)) for _, rows in groupby(pairs, key=lambda pair: pair if wide else pair[0])]
     assert starts[: groups + 1].tolist() == [sum(sizes[:i]) for i in range(len(sizes) + 1)]
 

@@ -23,9 +23,11 @@ from terminals import on_a_terminal
 from test_cli import DDFLOW
 
 import ddflow as dd
-from ddflow.columns.threads import WAKING
+from ddflow.columns import rows
+from ddflow.columns.threads import WAKING, Threads
 from ddflow.dataflow.budget import LEAST
 from ddflow.dataflow.spill import spill_to_fit_budget
+from ddflow.operators.upsert import resolution
 from ddflow.operators.upsert.resolution import EMITTED
 from ddflow.storage.memory import MemoryStore
 
@@ -203,6 +205,10 @@ def run_every_kernel() -> None:
     _run_merging()
     _run_ordered()
     _run_aggregates()
+    with pytest.MonkeyPatch.context() as patch:
+        for place, name in ((rows, "MANY"), (rows, "NEAR"), (resolution, "BULK"), (Threads, "waking")):
+            patch.setattr(place, name, 1)
+        _run_large()
 
 
 def _run_by_epochs() -> None:
@@ -351,7 +357,8 @@ def _run_merging() -> None:
 def _run_aggregates() -> None:
     """Run sums of integers, floats and decimals, and of squares."""
     columns = {"id": pa.int64(), "city": pa.string(), "n": pa.int64(), "f": pa.float64(), "d": pa.decimal128(9, 2)}
-    texts = {"rows": "count(f)", "i": "sum(n)", "mean": "avg(f)", "d": "sum(d)", "v": "var_pop(f)"}
+    texts = {"rows": "count(f)", "i": "sum(n)", "mean": "avg(f)", "d": "sum(d + d)", "v": "var_pop(f)"}
+    texts |= {"whole": "avg(n)", "exact": "avg(d)"}
     flow = dd.Flow()
     flow.output("cities", flow.upserts("orders", columns, dd.Upsert("id")).group_by("city").agg(**texts))
     with flow.open() as engine:
@@ -360,6 +367,18 @@ def _run_aggregates() -> None:
             rows = {"id": n, "city": (n % 3).astype(str), "n": n, "f": n / 3 + time, "d": n / 4}
             engine.step({"orders": pa.table(rows).cast(pa.schema(columns))}, time)
         engine.read("cities")
+
+
+def _run_large() -> None:
+    """Run a first step that counts as large, and a join that threads share. The caller makes large steps small."""
+    flow, columns = dd.Flow(), {"id": int, "name": str}
+    people = flow.upserts("people", columns, dd.Upsert("id"))
+    flow.output("pairs", people.join(people.project({"other": "id", "name": "name"}), on="name"))
+    n = np.random.default_rng(1).permutation(5000)
+    with flow.open(threads=2) as engine:
+        for time in range(3):
+            engine.step({"people": {"id": n, "name": [f"name {each % 900 + time}" for each in n]}}, time)
+        engine.read("people")
 
 
 def _run_ordered() -> None:
