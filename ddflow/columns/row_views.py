@@ -22,7 +22,34 @@ from ddflow.columns.rows import RowPool, gather_columns_of_pool, gather_table
 from ddflow.kernels.gather import ROWS, SLOT, SLOTS
 
 
-class RowView:
+class LazyColumns:
+    """Columns that are gathered by name when they are read, as a table's columns are read.
+
+    ``schema``: the columns.
+    """
+
+    schema: pa.Schema
+
+    @property
+    def column_names(self) -> list[str]:
+        """The names of the columns."""
+        return list(self.schema.names)
+
+    @property
+    def columns(self) -> list[pa.Array]:
+        """All columns. O(n) each, once."""
+        return self.gather_by_name(self.schema.names)
+
+    def column(self, name: str) -> pa.Array:
+        """Gather one column. O(n), once."""
+        return self.gather_by_name([name])[0]
+
+    def gather_by_name(self, names: Sequence[str]) -> list[pa.Array]:
+        """Gather the named columns."""
+        raise NotImplementedError
+
+
+class RowView(LazyColumns):
     """A view of referenced rows of a pool. A column is gathered on first use, then cached.
 
     ``references``: int64[n], as for `gather_table`. ``near``: a function that returns a column by name from a cheaper
@@ -43,20 +70,6 @@ class RowView:
     def num_rows(self) -> int:
         """Number of rows."""
         return int(self.references.size)
-
-    @property
-    def column_names(self) -> list[str]:
-        """The names of the columns."""
-        return list(self.schema.names)
-
-    @property
-    def columns(self) -> list[pa.Array]:
-        """All columns. O(n) each, once."""
-        return self.gather_by_name(self.schema.names)
-
-    def column(self, name: str) -> pa.Array:
-        """Gather one column. O(n), once."""
-        return self.gather_by_name([name])[0]
 
     def gather_by_name(self, names: Sequence[str]) -> list[pa.Array]:
         """Gather the named columns. O(n) each, once."""
@@ -174,7 +187,7 @@ def pair_schemas(sides: Sequence[pa.Schema], columns: Sequence[Chosen]) -> pa.Sc
     return pa.schema([sides[side].field(of).with_name(name) for name, side, of in columns])
 
 
-class PairedRows:
+class PairedRows(LazyColumns):
     """The result of a join: rows of two collections side by side. A column is gathered on first use.
 
     Row i of the result combines row i of both sides. Like `RowView`, the class has those methods of a table that
@@ -201,20 +214,6 @@ class PairedRows:
     def num_rows(self) -> int:
         """Number of rows."""
         return self.sides[0].num_rows
-
-    @property
-    def column_names(self) -> list[str]:
-        """The names of the columns."""
-        return list(self.schema.names)
-
-    @property
-    def columns(self) -> list[pa.Array]:
-        """All columns. O(n) each, once."""
-        return self.gather_by_name(self.schema.names)
-
-    def column(self, name: str) -> pa.Array:
-        """Gather one column. O(n), once."""
-        return self.gather_by_name([name])[0]
 
     def gather_by_name(self, names: Sequence[str]) -> list[pa.Array]:
         """Gather the named columns. O(n) each, once."""

@@ -116,9 +116,10 @@ def cut_groups(highs: Sequence[Words], threads: Threads, cost: float) -> list[Sp
     ...     cut_groups([np.array([2, 5, 5, 9], np.uint64), np.array([5, 7], np.uint64)], threads, cost=1e6)
     [((0, 1), (0, 0)), ((1, 4), (0, 2))]
     """
-    spans = threads.cut_spans(sum(each.size for each in highs), cost)
+    sizes = [each.size for each in highs]
+    spans = threads.cut_spans(sum(sizes), cost)
     if len(spans) == 1:
-        return [tuple((0, each.size) for each in highs)]
+        return [tuple([(0, size) for size in sizes])]
     largest = max(highs, key=len)
     bounds = largest.take([largest.size * i // len(spans) for i in range(1, len(spans))])
     cuts = [pairwise([0, *np.searchsorted(each, bounds).tolist(), each.size]) for each in highs]

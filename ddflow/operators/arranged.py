@@ -21,11 +21,10 @@ from ddflow.columns.hashing import NONE, Ints, RowHasher, Secret, Words
 from ddflow.columns.layout import BULK, Arena
 from ddflow.columns.names import TIMES, check_column_names, check_columns_exist, parse_column_names
 from ddflow.columns.row_views import HeldRows
-from ddflow.columns.rows import RowPool, Rows, gather_columns_of_pool, row_values
+from ddflow.columns.rows import RowPool, Rows, gather_columns_of_pool
 from ddflow.columns.schema import column_arrays
 from ddflow.columns.sorting import Spans, sum_groups
 from ddflow.columns.threads import Threads
-from ddflow.errors import NegativeMultiplicity
 from ddflow.kernels.differences import SummedRows, net_differences
 from ddflow.kernels.join import GroupRows, PriorRows, SortedUpdates, list_group_rows
 from ddflow.operators.base import (
@@ -36,7 +35,13 @@ from ddflow.operators.base import (
     as_updates,
     register_operator,
 )
-from ddflow.operators.updates import GroupSortedUpdates, Updates, build_count_overflow, complete_columns, ints
+from ddflow.operators.updates import (
+    GroupSortedUpdates,
+    Updates,
+    build_count_overflow,
+    complete_columns,
+    refuse_negative_counts,
+)
 from ddflow.plan.collection import Collection, Columns, refuse_forgetting_inputs
 from ddflow.plan.text.formulas import JsonRecord
 from ddflow.trace.batch import (
@@ -241,11 +246,8 @@ class RunningArrange(RunningOperator):
         counts = counts + np.cumsum(rows.diff) - before
         if bound >= LARGE and (row := _find_overflow(rows)) >= 0:
             raise build_count_overflow(updates.rows, int(rows.reference[row]))
-        below = np.flatnonzero(counts < 0) if self.refuses else ints()
-        if below.size:
-            at = int(below[0])
-            found = f"{row_values(updates.rows, int(of[at]))} has multiplicity {int(counts[at])}"
-            raise NegativeMultiplicity(self.refuses, found, "find the input that retracts a row that it never asserted")
+        if self.refuses:
+            refuse_negative_counts(counts, of, updates, self.refuses)
 
 
 def list_rows(by: GroupSortedUpdates, begins: Ints, held: RowsByGroup) -> GroupRows:
