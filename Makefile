@@ -53,6 +53,7 @@ bench-compare: setup ## two commits side by side: make bench-compare A=main~5 B=
 soak: setup ## long searches in random order, for so long: make soak MINUTES=60; without a limit for days
 	DDFLOW_SOAK=1 DDFLOW_MINUTES=$(MINUTES) $(RUN)/python -m pytest --numprocesses=$(WORKERS) \
 	  -m "soak or hypothesis or sampled" tests
+	cd bench && for file in [a-z]*.py; do PYTHONPATH=.. ../$(RUN)/python -m doctest $$file || exit 1; done
 
 mutants: setup ## small random changes of the code, and which tests notice them; goes on where it was stopped
 	$(RUN)/python tests/mutants.py

@@ -5,8 +5,8 @@ Clusters and servers run in their own processes. A peer does only the minimum: i
 the messages of a topic, or writes the changes of a slot to a file. Results are counted and compared after the timing.
 Producers compress messages, because the mock cluster keeps at most 5 MB in each partition.
 
->>> debezium("json.loads", 500)["answer"] == debezium("from_json", 500)["answer"] == debezium("ddflow", 500)["answer"]
-True
+>>> len({debezium(each, 500)["checksum"] for each in ("json.loads", "from_json", "ddflow")})
+1
 """
 
 from __future__ import annotations

@@ -283,9 +283,9 @@ def choose(bench: Bench, options: argparse.Namespace) -> list[Job]:
 def suffix(options: argparse.Namespace) -> str:
     """Return the suffix of a result's name.
 
-    The suffix is empty for a whole run, and otherwise ``-partial`` and the chosen workloads.
+    The suffix is empty for all jobs in any number of rounds, and otherwise ``-partial`` and the chosen workloads.
     """
-    if not (options.only or options.set or options.quick or options.rounds):
+    if not (options.only or options.set or options.quick):
         return ""
     workloads = (pair.split("=")[1].split(",") for pair in options.only if pair.startswith("workload="))
     return "-".join(["-partial", *(name for names in workloads for name in names)])

@@ -41,12 +41,12 @@ ASKS = {
     "put": {"put": 1},
     "publish": {"put": 1},
     "mark_published": {"put": 1, "delete": 1},
-    "map": {"get": 1},
+    "map_blob": {"get": 1},
     "read_manifest": {"get": 1},
     "is_published": {"get": 1},
     "list_manifests": {"list": 1},
     "delete": {"delete": 1},
-    "expire": {"delete": 1},
+    "delete_manifest": {"delete": 1},
 }
 """The number of requests to a bucket that each method of a store needs.
 

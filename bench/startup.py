@@ -100,7 +100,7 @@ told = told or stop(begun)
 from ddflow.kernels import cache
 before = spent(resource.RUSAGE_CHILDREN)
 told["children"] = before - told["children"]
-for helper in cache.list_fillers():
+for helper in cache.list_fill_processes():
     helper.stdin.close()
     helper.wait()
 told["helper"] = spent(resource.RUSAGE_CHILDREN) - before
