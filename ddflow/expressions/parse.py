@@ -10,6 +10,7 @@ Limits: this module knows no columns and no types.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 from typing import Any, ClassVar, Final, NamedTuple, TypeAlias
 
 from sqlglot import exp
@@ -147,6 +148,7 @@ def _parse_text(text: str, dialect: Tree, several: str, remedy: str, trees: Call
         tokens = dialect.tokenize(text)
         _check_limit(len(tokens), MOST_TOKENS, "words, signs and literals")
         nested = _count_nesting_levels(tokens)
+        _read_window_as_name(tokens)
         tree, *others = trees(dialect.parser(), tokens) or [None]
         if any(each is not None for each in others):
             raise Refusal(f"it has several {several}, separated by ;", "write one")
@@ -213,6 +215,13 @@ def _count_nesting_levels(tokens: Sequence[Any]) -> int:
         raise build_nesting_refusal()
     _check_limit(words, MOST_WORDS, "names, operators and calls")
     return deepest
+
+
+def _read_window_as_name(tokens: Sequence[Any]) -> None:
+    """Let the word WINDOW be a name, unless it begins the clause, as in ``WINDOW w AS (...)``. O(tokens)."""
+    for token, following in pairwise(tokens):
+        if token.token_type == TokenType.WINDOW and following.token_type != TokenType.VAR:
+            token.token_type = TokenType.VAR
 
 
 def _build_parse_refusal(text: str, error: ParseError, remedy: str) -> Refusal:

@@ -23,6 +23,7 @@ from typing import Any, Final, NamedTuple
 from sqlglot import exp
 
 from ddflow.expressions.functions.catalog import find_function
+from ddflow.expressions.functions.time_windows import WINDOW
 from ddflow.expressions.node import Refusal
 from ddflow.expressions.parse import Tree, strip_call_suffixes
 from ddflow.plan.aggregates import CALLED, NAMES
@@ -35,6 +36,8 @@ from ddflow.plan.sql.query import (
     SubqueryNode,
     TableLeaf,
     add_brackets,
+    build_call,
+    build_column,
     build_number,
     build_query_error,
     find_query_column_names,
@@ -215,10 +218,13 @@ class ClauseReader:
         """Read a query; see `QueryReader`."""
         raise NotImplementedError
 
-    def read_expression(self, tree: Tree, names: QueryScope, withs: Any, first: Aliases | None = None) -> Tree:
+    def read_expression(
+        self, tree: Tree, names: QueryScope, withs: Any, first: Aliases | None = None, before: bool = False
+    ) -> Tree:
         """Resolve the names of an expression.
 
-        ``first``: names that, outside of aggregates, take precedence over columns.
+        ``first``: names that, outside of aggregates, take precedence over columns. ``before``: whether the expression
+        is computed before rows get their windows of time.
         """
 
         def resolve_node(node: Tree) -> Tree | None:
@@ -228,6 +234,8 @@ class ClauseReader:
                 return names.resolve_column(node, first if first and not _is_inside_aggregate(node) else {})
             if isinstance(node, exp.Anonymous) and not _is_exists(node):
                 self._check_function(node)
+            if _is_window(node) and not before:
+                return self._read_window(node, names, withs)
             return self._resolve_subquery(node, names, withs, first)
 
         for each in tree.find_all(exp.Window):
@@ -248,6 +256,28 @@ class ClauseReader:
                     each, found, "compute it in a subquery in FROM of the outer query, and use its column here"
                 )
         return out
+
+    def _read_window(self, tree: Tree, names: QueryScope, withs: Any) -> Tree:
+        """Read a call of the function ``window``, and return the column that it adds to the rows of FROM."""
+        call = build_call(WINDOW, *(self.read_expression(each, names, withs, before=True) for each in tree.expressions))
+        if names.window is not None and names.window != call:
+            found = f"{shorten_tree_sql(tree)} next to {shorten_tree_sql(names.window)}"
+            raise build_query_error(tree, found, "use one window of time in a query, and the other in a subquery")
+        names.window = call
+        return build_column(f"{WINDOW} of {write_tree_sql(call)}")
+
+    def _declare_window(self, tree: Tree, names: QueryScope, withs: Any) -> None:
+        """Let the clauses of a SELECT use the name ``window`` if one of them calls the function."""
+        parts = (
+            node
+            for clause in [
+                *tree.expressions,
+                *filter(None, map(tree.args.get, ("group", "having", "qualify", "order"))),
+            ]
+            for node in clause.walk(prune=lambda each: isinstance(each, exp.Select | exp.Subquery))
+        )
+        for node in filter(_is_window, parts):
+            names.lateral[WINDOW] = _make_tree_copier(self.read_expression(node, names, withs))
 
     def _resolve_subquery(self, node: Tree, names: QueryScope, withs: Any, first: Aliases | None) -> Tree | None:
         """Read a subquery as a `SubqueryNode`; return None for any other node.  Raises `ExpressionError`."""
@@ -306,7 +336,7 @@ class ClauseReader:
 
     def read_conditions(self, tree: Tree, names: QueryScope, withs: Any, what: str = "ON") -> list[Tree]:
         """Read the conditions of a WHERE or an ON."""
-        read = self.read_expression(tree, names, withs)
+        read = self.read_expression(tree, names, withs, before=True)
         if find_aggregates(read) or list(read.find_all(exp.Window)):
             raise build_query_error(tree, f"{what} has an aggregate or a window", "write HAVING, or QUALIFY")
         return split_conjuncts(read)
@@ -323,6 +353,7 @@ class ClauseReader:
         args = tree.args
         if args.get("where") is not None:
             out.where = self.read_conditions(args["where"].this, names, withs, "WHERE")
+        self._declare_window(tree, names, withs)
         for each in tree.expressions:
             self._read_select_item(each, out, names, withs)
         out.distinct = args.get("distinct") is not None
@@ -338,6 +369,7 @@ class ClauseReader:
             args.get("having") is not None or any(map(find_aggregates, out.list_trees_after_where()))
         ):
             out.groups = []
+        out.window = names.window
         return out
 
     def _read_select_item(self, tree: Tree, out: SelectQuery, names: QueryScope, withs: Any) -> None:
@@ -357,8 +389,8 @@ class ClauseReader:
                 if alias is not None and names.around is None and not self.in_set:
                     out.stars.append(range(begin, len(out.items)))
             return
-        named = isinstance(tree, exp.Alias | exp.Column)
-        name = str(tree.output_name) if named else write_tree_sql(tree)
+        called = WINDOW if _is_window(tree) else write_tree_sql(tree)
+        name = str(tree.output_name) if isinstance(tree, exp.Alias | exp.Column) else called
         item = self.read_expression(tree.this if isinstance(tree, exp.Alias) else tree, names, withs)
         names.lateral.setdefault(name, _make_tree_copier(item))
         out.columns.append(name)
@@ -440,6 +472,10 @@ def _is_exists(node: Tree) -> bool:
     """
     named = isinstance(node, exp.Anonymous) and node.name.lower() == "exists" and len(node.expressions) == 1
     return named and isinstance(node.expressions[0], exp.Values | exp.Subquery)
+
+
+def _is_window(node: Tree) -> bool:
+    return isinstance(node, exp.Anonymous) and node.name.lower() == WINDOW
 
 
 def _make_tree_copier(tree: Tree) -> Callable[[], Tree]:

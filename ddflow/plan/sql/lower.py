@@ -294,13 +294,19 @@ class QueryLowering:
         )
 
     def _lower_from(self, query: SelectQuery, carry: CorrelationColumns, bounds: Bounds, used: set[str]) -> Relation:
-        """Lower FROM and WHERE."""
+        """Lower FROM and WHERE, and find the windows of time of each row."""
         where = list(query.where if carry.where is None else carry.where)
+        if query.window is not None:
+            where += [
+                exp.Not(this=exp.Is(this=each, expression=exp.Null())) for each in query.window.copy().expressions[:1]
+            ]
+            used = used | find_query_column_names(query.window)
         for index, (k, _) in bounds.items():
             if not isinstance(query.items[index].unnest(), exp.Window):
                 where.append(exp.LTE(this=query.items[index].copy(), expression=build_number(k)))
         extra = [] if carry.domain is None else [TableLeaf(carry.domain, {each: each for each in carry.domain.names})]
-        return self._tables.lower_from(query.source, extra, where, used)
+        rows = self._tables.lower_from(query.source, extra, where, used)
+        return rows if query.window is None else self.steps.add_windows(rows, query.window)
 
     def _lower_select_list(
         self,

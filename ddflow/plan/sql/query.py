@@ -265,15 +265,18 @@ class SelectQuery(ResolvedQuery):
     written: Tree = None
     stars: list[range] = field(default_factory=list)
     starred: set[int] = field(default_factory=set)
+    window: Tree = None
+    """The call of the function ``window``, or None. Other trees read the column that it adds to the rows."""
 
     @property
     def is_open_to_new_columns(self) -> bool:
         """Whether the result includes columns that are added to a table later.
 
-        The answer is False for a query with groups, LIMIT or windows.
+        The answer is False for a query with groups, LIMIT, window functions or windows of time.
         """
         return (
             self.groups is None
+            and self.window is None
             and self.limit is None
             and not any(each.find(exp.Window) for each in self.list_trees_after_where())
         )
@@ -352,6 +355,8 @@ class QueryScope:
         An expression may use the name of such a column if no column of a table has the name.
         """
         self.outer: set[str] = set()
+        self.window: Tree = None
+        """The query's call of the function ``window``, or None."""
 
     def add_table(self, alias: str, names: dict[str, str], named: bool = True) -> None:
         """Add a table, with the logical names of its columns.

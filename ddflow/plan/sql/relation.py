@@ -15,6 +15,7 @@ from sqlglot import exp
 
 from ddflow.errors import ExpressionError
 from ddflow.expressions import compile as compile_expression
+from ddflow.expressions.functions.time_windows import WINDOW
 from ddflow.expressions.parse import Tree, strip_call_suffixes
 from ddflow.expressions.types import common_type, is_integer, sql_name, working_type
 from ddflow.plan.sql.query import (
@@ -190,6 +191,16 @@ class QueryVerbs:
         return Relation(
             self._project_once(rows.of, made, [[names[each] for each in star] for star in stars]), names, solid
         )
+
+    def add_windows(self, rows: Relation, call: Tree) -> Relation:
+        """Add the column of a call of ``window``. If windows hop, make a row for each window of a row."""
+        made = ProjectedColumn(f"{WINDOW} of {write_tree_sql(call)}", WINDOW, call)
+        kept = [ProjectedColumn(each, name, build_column(each)) for each, name in rows.names.items()]
+        rows = self.project_rows(rows, [made, *kept])
+        of = rows.of
+        if pa.types.is_list(of.schema.field(WINDOW).type):
+            of = self.make_collection_once(of, ("unnest", WINDOW), lambda: rows.of.unnest(WINDOW))
+        return Relation(of, rows.names, rows.solid | {made.logical})
 
     def drop_unused_columns(self, rows: Relation, used: Iterable[str]) -> Relation:
         """Drop the columns that no later step reads. Columns that a table gets later are dropped too."""
