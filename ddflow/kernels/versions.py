@@ -173,7 +173,9 @@ def _add_update(
 
 
 @kernel
-def find_windows(step: StepUpdates, stored: StoredGroups, tied: np.int64, begins: Ints, windows: Ints2d) -> int:
+def find_windows(
+    step: StepUpdates, stored: StoredGroups, tied: np.int64, reach: np.int64, begins: Ints, windows: Ints2d
+) -> int:
     """Find the ranges (windows) of stored rows that the updates of a step can affect. Return the number of windows.
 
     A place is the first ``tied`` words of an update. The word after these words is the content of a row. A class
@@ -181,7 +183,8 @@ def find_windows(step: StepUpdates, stored: StoredGroups, tied: np.int64, begins
     classes if each class has a single row and the content words of these two rows differ. The window of a place extends
     from the last boundary before the place to the first boundary after the place, and one class further. If there is no
     boundary with two classes beyond it on one side, the window extends to the end of the group on this side. Places
-    without a boundary between them share a window.
+    without a boundary between them share a window. If ``reach`` is positive, boundaries have no meaning, and a window
+    extends to the class of the row ``reach`` rows before and after a place.
 
     - begins, int64[n + 1]: the first update of each window, and n, which the kernel writes.
     - windows, int64[n, 2 * p]: the first row and the end of each window in each part, which the kernel writes.
@@ -195,7 +198,7 @@ def find_windows(step: StepUpdates, stored: StoredGroups, tied: np.int64, begins
     >>> batch = np.array([[0, 0, words.ctypes.data, 0, 0, diffs.ctypes.data]], np.uint64)
     >>> stored = StoredGroups(np.zeros(1, np.int64), np.array([[0, 9]]), batch)
     >>> begins, windows = np.empty(2, np.int64), np.empty((1, 2), np.int64)
-    >>> find_windows(step, stored, 1, begins, windows), begins.tolist(), windows.tolist()
+    >>> find_windows(step, stored, 1, 0, begins, windows), begins.tolist(), windows.tolist()
     (1, [0, 1], [[3, 7]])
     """
     starts, more, parts = step.begins, step.more, stored.slots.size
@@ -212,9 +215,10 @@ def find_windows(step: StepUpdates, stored: StoredGroups, tied: np.int64, begins
             scratch = near, cursors, words, windows
             if not follows:
                 begins[written] = begin
-                _find_window_end(stored, g, place, np.uint64(0), tied, more.shape[1], BACK, *scratch, written)
+                _find_window_end(stored, g, place, np.uint64(0), tied, reach, more.shape[1], BACK, *scratch, written)
                 written += 1
-            follows = _find_window_end(stored, g, place, following, tied, more.shape[1], AHEAD, *scratch, written - 1)
+            told = following, tied, reach, more.shape[1]
+            follows = _find_window_end(stored, g, place, *told, AHEAD, *scratch, written - 1)
     begins[written] = starts[starts.size - 1]
     return written
 
@@ -226,6 +230,7 @@ def _find_window_end(
     place: np.uint64,  # the address of the words of the place
     following: np.uint64,  # the address of the words of the next place in the group, or 0
     tied: Number,
+    reach: np.int64,
     wide: Number,
     side: Number,  # `BACK` or `AHEAD`
     near: Ints2d,  # int64[1, 2 * p]: scratch memory, as ``cursors`` and ``words``
@@ -243,7 +248,7 @@ def _find_window_end(
         near[0, 2 * p + 1 - side] = row
         windows[window, 2 * p + side] = ranges[g, 2 * p + side]
     count = _open_cursors(StoredGroups(slots, near, batches), 0, flip, wide, cursors, words)
-    single, before, many = np.uint64(0), np.uint64(0), 0
+    single, before, many, passed = np.uint64(0), np.uint64(0), 0, np.int64(0)
     while count > 0:
         least, word = np.uint64(0), np.uint64(0)
         for i in range(count):
@@ -257,14 +262,38 @@ def _find_window_end(
             continue
         if following != np.uint64(0) and _compare_words(least, following, 0, tied) >= 0:
             return True
+        passed += total
+        if reach > 0 and passed < reach:
+            continue
+        if reach > 0:
+            _write_window_end(stored, g, least, tied, wide, side, side, windows, window)
+            return False
         if before == np.uint64(0) or _compare_words(before, least, 0, tied) != 0:
             content = np.uint64(tied << 3)
             if single != np.uint64(0) and many == 1 and load_u64(single + content) != load_u64(before + content):
-                end = single if side == BACK else least
-                for p in range(slots.size):
-                    first, stop = ranges[g, 2 * p], ranges[g, 2 * p + 1]
-                    windows[window, 2 * p + side] = _find_row(batches[slots[p], MORE], wide, first, stop, end, tied, 0)
+                _write_window_end(
+                    stored, g, single if side == BACK else least, tied, wide, 0, side, windows, window
+                )
                 return False
             single, many = before if many == 1 else np.uint64(0), 0
         before, many = least, many + 1
     return bool(following != np.uint64(0))
+
+
+@kernel
+def _write_window_end(
+    stored: StoredGroups,
+    g: Number,
+    place: np.uint64,
+    tied: Number,
+    wide: Number,
+    least: Number,  # see `_find_row`
+    side: Number,
+    windows: Ints2d,
+    window: Number,
+) -> None:
+    """Write the begin or the end of a window in each part: the first row from a place on, or after the place."""
+    slots, ranges, batches = stored
+    for p in range(slots.size):
+        first, stop = ranges[g, 2 * p], ranges[g, 2 * p + 1]
+        windows[window, 2 * p + side] = _find_row(batches[slots[p], MORE], wide, first, stop, place, tied, least)

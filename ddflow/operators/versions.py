@@ -357,7 +357,7 @@ class RunningVersions(RunningOrderedGroups):
         step, stored, times = groups
         begins = np.empty(step.diff.size + 1, np.int64)
         ranges = np.empty((step.diff.size, stored.ranges.shape[1]), np.int64)
-        n = find_windows(step, stored, np.int64(self.ways.tied), begins, ranges)
+        n = find_windows(step, stored, np.int64(self.ways.tied), np.int64(0), begins, ranges)
         return StepGroups(step._replace(begins=begins[: n + 1]), stored._replace(ranges=ranges[:n]), times)
 
     def _sort_events(self, pool: RowPool, references: Ints, ties: Any, content: Any) -> tuple[Ints, Ints]:

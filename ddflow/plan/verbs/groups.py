@@ -391,6 +391,49 @@ class GroupVerbs(VerbFamily[Made], Generic[Made]):
         """
         return self._apply_verb("top", k, by, partition_by, offset, rank_name)
 
+    def over(self, partition_by: str | Sequence[str] = (), order_by: str | Sequence[str] = (), **calls: str) -> Made:
+        """Add columns with the results of window functions.
+
+        Parameters
+        ----------
+        partition_by : str or sequence of str
+            The columns of the partition, possibly none: bare names, without backticks.
+        order_by : str or sequence of str
+            The order in a partition, as in `top`.
+        **calls : str
+            For each new column, a call of a window function in SQL, as in ``place="row_number()"``,
+            ``before="lag(n)"`` or ``total="sum(n) over (rows between 2 preceding and current row)"``. The functions are
+            row_number, rank, dense_rank, percent_rank, cume_dist, ntile, lag, lead, first_value, last_value, nth_value,
+            and the aggregates of `agg`. OVER holds only the frame. Without a frame, aggregates include all rows up to
+            the last peer of the row if there is an order, and otherwise all rows of the partition.
+
+        Returns
+        -------
+        Collection
+            A collection with the same columns and the new ones. A row of multiplicity m becomes m rows.
+
+        Raises
+        ------
+        SpecError, ExpressionError
+            If a column is missing, a type has no order, or a call or its frame is invalid.
+
+        Notes
+        -----
+        For n rows of a partition, an update costs O(log n) and the rows whose frame changed. Rank functions and frames
+        that begin at the start of the partition also read up to 1,000 rows before the update. Other functions whose
+        frame is not bounded read the whole partition. ROWS frames and ``row_number`` break ties by the remaining
+        columns, in their order, ascending.
+
+        Examples
+        --------
+        >>> import ddflow as dd
+        >>> flow = dd.Flow()
+        >>> sales = flow.upserts("sales", {"id": int, "city": str, "n": int}, dd.Upsert(key="id"))
+        >>> sales.over("city", "id", place="row_number()", mean="avg(n) over (rows 2 preceding)")
+        Over(id int64, city string, n int64, place int64, mean double)
+        """
+        return self._apply_verb("over", partition_by, order_by, calls)
+
     def versions(
         self,
         key: str | Sequence[str],

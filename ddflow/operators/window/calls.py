@@ -1,0 +1,433 @@
+"""Parse the calls of window functions, and compute their results for places.
+
+A call is SQL such as ``lag(x, 2)`` or ``sum(x) over (rows 3 preceding)``. There are four kinds: ranks, functions that
+pick a value of one place, aggregates that are computed from states, and aggregates that need all values of a frame.
+
+>>> schema = pa.schema({"x": pa.int64()})
+>>> call = parse_call("before", "lag(x)", schema, [OrderColumn("x", False, True)])
+>>> call.type, call.reach
+(DataType(int64), Reach(near=1, value=0, tail=False, whole=False))
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any, Final, NamedTuple, Self
+
+import numpy as np
+import pyarrow as pa
+
+from ddflow.columns.hashing import Ints, RowHasher, Secret, compute_canonical_words, unpack_validity, view_words
+from ddflow.columns.order_words import OrderColumn, compute_order_words, count_order_words
+from ddflow.columns.schema import decode_array, is_word_type
+from ddflow.columns.wider import find_widening
+from ddflow.errors import AggregateOverflow, ExpressionError, TooLarge, shorten
+from ddflow.expressions import Expression, compile as compile_expression
+from ddflow.kernels.frames import count_frame_values, find_frame_extremes
+from ddflow.operators.aggregates.parts import UpdatesByCell, ValueOverflow
+from ddflow.operators.aggregates.results import FUNCTIONS, FoldedAggregate
+from ddflow.operators.window.frames import HERE, START, Bound, Frame, RangeOrder, Reach, parse_frame
+from ddflow.operators.window.places import Places, list_ranges
+from ddflow.plan.aggregates import CALLED, NAMES, AggregateCall, parse_aggregate
+from ddflow.plan.verbs.family import ALIKE
+
+LIMIT: Final = 10_000
+"""The maximum number of places in a frame from which an aggregate needs all values."""
+NUMBERS: Final = ("row_number", "rank", "dense_rank", "percent_rank", "cume_dist", "ntile")
+PICKS: Final = ("lag", "lead", "first", "last", "nth_value", "min", "max")
+_SHARES: Final = ("percent_rank", "cume_dist")
+_MOST: Final = 2**31 - 1
+
+
+class Arguments(NamedTuple):
+    """The rows of some windows. ``values``: the value of each argument for each row, by SQL text.
+
+    ``ranges``: see `RangeOrder.compute_words`.
+    """
+
+    values: Mapping[str, pa.Array]
+    ranges: Any
+    secret: Secret
+
+
+class Results(NamedTuple):
+    """The results of a call for e places. Two places have equal results if their ``words`` are equal.
+
+    ``values``: an array of distinct or of all results.  ``index``: int64[e], the position of each place's result in
+    ``values``, or None if the results are in the order of places.
+    """
+
+    words: Sequence[Any]
+    values: Any
+    index: Ints | None = None
+
+    def take(self, places: Ints) -> pa.Array:
+        """Return the results of some places."""
+        at = places if self.index is None else self.index[places]
+        return self.values.take(pa.array(at)) if isinstance(self.values, pa.Array) else pa.array(self.values[at])
+
+
+class WindowCall:
+    """A call of a window function. ``type``: the type of its results. ``arguments``: its expressions by SQL text.
+
+    ``ordered``: whether the order of peers can affect the results.
+    """
+
+    type: pa.DataType
+    nullable = True
+    ordered = True
+
+    def __init__(self, name: str, text: str, frame: Frame) -> None:
+        self.name, self.text, self.frame = name, text, frame
+        self.arguments: dict[str, Expression] = {}
+        self.reach = frame.reach
+
+    def compute(self, places: Places, given: Arguments, order: RangeOrder | None) -> Results:
+        """Compute the results for places."""
+        raise NotImplementedError
+
+    def add_argument(self, text: str, schema: pa.Schema) -> pa.DataType:
+        """Compile an argument and return its type.  Raises `ExpressionError`."""
+        self.arguments[text] = compile_expression(text, schema, what=f"{self.text} of {self.name!r}")
+        return self.arguments[text].type
+
+    def refuse(self, found: str, remedy: str) -> ExpressionError:
+        """Build the error for an invalid call."""
+        return ExpressionError(f"over {self.name}={shorten(self.text)!r}", found, remedy)
+
+    def list_incompatibilities(self, narrow: Self) -> Iterator[str]:
+        """Yield the reasons why results would differ from ``narrow``, the same call over narrower columns."""
+        if self.type != narrow.type and find_widening(narrow.type, self.type) is None:
+            yield f"{self.text!r} was {narrow.type}, but would become {self.type}"
+
+
+class NumberCall(WindowCall):
+    """A rank, or another function of a place alone."""
+
+    nullable = False
+
+    def __init__(self, name: str, text: str, function: str, buckets: int) -> None:
+        super().__init__(name, text, Frame("range", START, HERE))
+        self.function, self.buckets = function, buckets
+        self.type = pa.float64() if function in _SHARES else pa.int64()
+        self.ordered = function in ("row_number", "ntile")
+        self.reach = Reach(tail=True) if function in NUMBERS[:3] else Reach(whole=True)
+
+    def compute(self, places: Places, given: Arguments, order: RangeOrder | None) -> Results:
+        """See `WindowCall.compute`."""
+        values = self._compute(places)
+        return Results([values], values)
+
+    def _compute(self, places: Places) -> Any:
+        if self.function == "dense_rank":
+            return places.event_number
+        if self.function in ("row_number", "rank"):
+            at = places.index if self.function == "row_number" else places.peer_begin
+            return at - places.begin + 1 + places.prefix.places[places.state]
+        size = places.end - places.begin
+        if self.function == "percent_rank":
+            return (places.peer_begin - places.begin) / np.maximum(size - 1, 1)
+        if self.function == "cume_dist":
+            return (places.peer_end - places.begin) / size
+        at, (small, more) = places.index - places.begin, np.divmod(size, self.buckets)
+        large = more * (small + 1)
+        return np.where(at < large, at // (small + 1), more + (at - large) // np.maximum(small, 1)) + 1
+
+
+class PickCall(WindowCall):
+    """A function whose result is the value of an argument at one place of the frame."""
+
+    def __init__(self, name: str, text: str, of: "ParsedCall", frame: Frame, schema: pa.Schema) -> None:
+        super().__init__(name, text, frame)
+        self.function, self.number, self.skips = of.function, of.number, of.skips
+        (self.argument,) = of.arguments
+        self.type = self.add_argument(self.argument, schema)
+        self.extreme = self.function in ("min", "max")
+        if self.extreme:
+            count_order_words(self.type, self.argument)
+        self.ordered = not self.extreme or frame.counts_places
+        if self.function in ("lag", "lead"):
+            self.reach = Reach(whole=True) if self.skips else Reach(near=max(abs(self.number), 1))
+        elif self.reach.tail:
+            self.reach = Reach(whole=True)
+
+    def compute(self, places: Places, given: Arguments, order: RangeOrder | None) -> Results:
+        """See `WindowCall.compute`."""
+        values = given.values[self.argument]
+        place = self._pick(places, decode_array(values), given, order)
+        index = np.full(place.size, len(values), np.int64)
+        found = np.flatnonzero(place >= 0)
+        index[found] = places.row[place[found]]
+        values = pa.concat_arrays([values, pa.nulls(1, values.type)])
+        hasher = RowHasher(pa.schema([pa.field("", values.type)]), given.secret)
+        words = hasher.compute_identities([values], len(values))
+        return Results([each[index] for each in words], values, index)
+
+    def _pick(self, places: Places, values: pa.Array, given: Arguments, order: RangeOrder | None) -> Ints:
+        """Return the place whose value each place gets, or -1."""
+        if self.function in ("lag", "lead") and not self.skips:
+            at = places.index + self.number
+            return np.where((at >= places.begin) & (at < places.end), at, -1)
+        begin, end = self.frame.find_bounds(places, order, given.ranges)
+        if self.extreme:
+            words = compute_order_words(pa.record_batch({"v": values}), [OrderColumn("v", self.function == "max", True)])
+            ranks = rank_values(words, values, self.function == "max")
+            ranks[np.asarray(values.is_null())] = -1
+            out = np.empty(places.row.size, np.int64)
+            find_frame_extremes(ranks[places.row], begin, end, out)
+            return out
+        if self.skips:
+            return self._pick_present(places, values, begin, end)
+        at = end - 1 if self.function == "last" else begin + self.number
+        return np.where((at >= begin) & (at < end), at, -1)
+
+    def _pick_present(self, places: Places, values: pa.Array, begin: Ints, end: Ints) -> Ints:
+        """Pick places with `IGNORE NULLS`."""
+        present = np.flatnonzero(~np.asarray(values.is_null())[places.row])
+        if self.function in ("lag", "lead"):
+            begin, end = places.begin, places.end
+            here = np.searchsorted(present, places.index, side="left" if self.number < 0 else "right")
+            at = here + self.number - (self.number > 0)
+        elif self.function == "last":
+            at = np.searchsorted(present, end) - 1
+        else:
+            at = np.searchsorted(present, begin) + self.number
+        found = np.append(present, -1)[np.clip(at, -1, present.size)]
+        return np.where((at >= 0) & (found >= begin) & (found < end), found, -1)
+
+
+class FoldCall(WindowCall):
+    """An aggregate that is computed from states, which a place that leaves the frame changes as one that enters."""
+
+    def __init__(self, name: str, text: str, of: FoldedAggregate, frame: Frame) -> None:
+        super().__init__(name, text, frame)
+        self.of, self.type, self.nullable = of, of.type, of.nullable
+        self.arguments = of.arguments
+        self.ordered = frame.counts_places
+
+    def compute(self, places: Places, given: Arguments, order: RangeOrder | None) -> Results:
+        """See `WindowCall.compute`.  Raises `AggregateOverflow`."""
+        begin, end = self.frame.find_bounds(places, order, given.ranges)
+        changes, running = list_frame_changes(places, begin, end), self.frame.begin.unbounded
+        prefix = places.prefix.states if running else {}
+        held = len(next(iter(prefix.values()), ()))
+        before = np.arange(held - 1, held + changes.first.size - 1)
+        before[changes.fresh] = places.prefix.held[places.state[changes.first[changes.fresh]]] if held else -1
+        cells = (changes.cells + held).astype(np.int32)
+        folding, states = UpdatesByCell(cells, before.astype(np.int32), changes.diffs, held), []
+        rows = places.row[changes.moved]
+        try:
+            for key, part in self.of.parts.items():
+                text = key[1]
+                values = given.values[text].take(pa.array(rows)) if text else None
+                states.append(part.fold_updates(folding, prefix.get(key, pa.array([], part.kind)), values))
+            results = self.of.compute_results(states, np.ones(folding.size, bool))
+        except ValueOverflow:
+            found = f"{self.of.call.text} overflows its type"
+            remedy = "cast its argument to a wider type; nothing of this step was kept"
+            raise AggregateOverflow(f"over {self.name}", found, remedy) from None
+        results = results.slice(held)
+        words = compute_canonical_words(results)[:, None] if is_word_type(results.type) else view_words(results, 2)
+        validity = unpack_validity(results)
+        told = [*words.T, validity] if validity.size else [*words.T]
+        return Results([each[changes.cell] for each in told], results, changes.cell)
+
+    def list_incompatibilities(self, narrow: Any) -> Iterator[str]:
+        """See `WindowCall.list_incompatibilities`."""
+        yield from self.of.list_incompatibilities(narrow.of)
+
+
+class CollectedCall(WindowCall):
+    """An aggregate that needs all values of its frame: array_agg, or the number of distinct values."""
+
+    def __init__(self, name: str, text: str, of: AggregateCall, frame: Frame, schema: pa.Schema) -> None:
+        super().__init__(name, text, frame)
+        self.function, (self.argument,) = of.function, of.arguments
+        kind = self.add_argument(self.argument, schema)
+        self.type = pa.int64() if self.function == "count" else pa.list_(pa.field("item", kind))
+        self.nullable, self.ordered = False, self.function != "count" or frame.counts_places
+        if self.reach.tail:
+            self.reach = Reach(whole=True)
+
+    def compute(self, places: Places, given: Arguments, order: RangeOrder | None) -> Results:
+        """See `WindowCall.compute`.  Raises `TooLarge`."""
+        begin, end = self.frame.find_bounds(places, order, given.ranges)
+        if (most := int((end - begin).max(initial=0))) > LIMIT:
+            found = f"a frame has {most:,} rows, but {self.text} needs each value of a frame of at most {LIMIT:,}"
+            raise TooLarge(f"over {self.name}", found, "use a shorter frame, or smaller partitions")
+        values = given.values[self.argument]
+        if self.function == "count":
+            hasher = RowHasher(pa.schema([pa.field("", values.type)]), given.secret)
+            words = np.stack(hasher.compute_identities([values], len(values)), axis=1)
+            _, number = np.unique(words, axis=0, return_inverse=True)
+            number = number.reshape(-1).astype(np.int64)
+            number[np.asarray(values.is_null())] = -1
+            out = np.empty(places.row.size, np.int64)
+            count_frame_values(number[places.row], begin, end, np.int64(len(values)), out)
+            return Results([out], out)
+        at = list_ranges(begin, end - begin)
+        stops = np.append(0, np.cumsum(end - begin))
+        items = values.take(pa.array(places.row[at]))
+        lists = pa.LargeListArray.from_arrays(pa.array(stops), items).cast(self.type)
+        words = RowHasher(pa.schema([pa.field("", self.type)]), given.secret).compute_identities([lists], len(lists))
+        return Results(list(words), lists)
+
+
+def rank_values(words: Any, values: pa.Array, descending: bool) -> Ints:
+    """Compute the dense rank of each value.  O(n log n).
+
+    ``words``: order words. Long texts with equal words are compared by value.
+    """
+    if values.type in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary()):
+        import pyarrow.compute as pc
+
+        way: Any = "descending" if descending else "ascending"
+        return np.array(pc.rank(values, way, tiebreaker="dense")).astype(np.int64)
+    sorting = np.lexsort(words.T[::-1])
+    words, ranks = words[sorting], np.zeros(sorting.size, np.int64)
+    ranks[sorting[1:]] = np.cumsum((words[1:] != words[:-1]).any(axis=1))
+    return ranks
+
+
+class FrameChanges(NamedTuple):
+    """The places that enter and leave frames. Successive places with equal frames share a cell; there are c cells."""
+
+    cell: Ints
+    """int64[e]: the cell of each place."""
+    first: Ints
+    """int64[c]: the first place of each cell."""
+    fresh: Any
+    """bool[c]: whether the cell is the first of its state."""
+    cells: Ints
+    moved: Ints
+    diffs: Ints
+    """int64[m]: the cell, the place and the diff of each change."""
+
+
+def list_frame_changes(places: Places, begin: Ints, end: Ints) -> FrameChanges:
+    """List the places that enter and leave frames.  O(places + changes)."""
+    n = places.row.size
+    starts = np.zeros(n, bool)
+    starts[places.starts[:-1][places.starts[:-1] < n]] = True
+    changed = starts.copy()
+    changed[1:] |= (begin[1:] != begin[:-1]) | (end[1:] != end[:-1])
+    first = np.flatnonzero(changed)
+    begins, ends, fresh = begin[first], end[first], starts[first]
+    left = np.where(fresh, begins, np.roll(begins, 1))
+    entered = np.where(fresh, begins, np.roll(ends, 1))
+    numbers, into, out = np.arange(first.size), ends - entered, begins - left
+    moved = np.concatenate([list_ranges(entered, into), list_ranges(left, out)])
+    cells = np.concatenate([np.repeat(numbers, into), np.repeat(numbers, out)])
+    diffs = np.ones(moved.size, np.int64)
+    diffs[int(into.sum()) :] = -1
+    return FrameChanges(np.cumsum(changed) - 1, first, fresh, cells, moved, diffs)
+
+
+class ParsedCall(NamedTuple):
+    """A parsed call of a function that picks a value.
+
+    ``number``: the signed distance of lag and lead, or the number of rows before the one of nth_value, else 0.
+    """
+
+    function: str
+    arguments: Sequence[str]
+    number: int
+    skips: bool
+
+
+def parse_call(name: str, text: Any, schema: pa.Schema, order: Sequence[OrderColumn]) -> WindowCall:
+    """Parse a call of a window function and bind it to the columns of a schema.  O(text).  Raises `ExpressionError`."""
+    from sqlglot import exp  # imported here because it loads slowly
+
+    from ddflow.expressions.node import Refusal
+    from ddflow.expressions.parse import parse_expression, strip_call_suffixes
+
+    empty = WindowCall(name, str(text), Frame("range", START, HERE))
+    if not isinstance(text, str):
+        raise empty.refuse(f"it is {type(text).__name__}", "write SQL, as in place='row_number()'")
+    try:
+        parsed = parse_expression(text)
+        parsed.check_quoted_texts(schema.names)
+    except Refusal as refusal:
+        raise empty.refuse(refusal.found, refusal.fix) from refusal
+    tree, spec = parsed.tree, None
+    if isinstance(tree, exp.Window):
+        if any(tree.args.get(each) for each in ("partition_by", "order", "alias")):
+            raise empty.refuse("its OVER names a partition or an order", "pass partition_by= and order_by=")
+        tree, spec = tree.this, tree.args.get("spec")
+    call = strip_call_suffixes(tree)
+    if not isinstance(call, exp.Anonymous):
+        raise empty.refuse("it is not a call of a window function", "write one call for each column, as in 'rank()'")
+    function = CALLED.get(call.name.lower(), call.name.lower())
+    known = sorted({*NUMBERS, *PICKS, *NAMES})
+    if function not in known:
+        near = [f"did you mean {each}? " for each in get_close_matches(function, known, 1, ALIKE)]
+        raise empty.refuse(f"there is no window function {call.name!r}", f"{''.join(near)}they are {', '.join(known)}")
+    if (function in NUMBERS or function in ("lag", "lead")) and not order:
+        raise empty.refuse("it needs an order", "pass order_by=, or write ORDER BY in OVER (...)")
+    if spec is not None and (function in NUMBERS or function in ("lag", "lead")):
+        raise empty.refuse(f"{function} does not accept a frame", "omit ROWS or RANGE")
+    frame = parse_frame(name, spec, bool(order))
+    if function in NUMBERS:
+        buckets = _read_whole_number(empty, call.expressions, 0) if function == "ntile" else 1
+        if len(call.expressions) != (function == "ntile") or tree is not call:
+            raise empty.refuse(f"{function} has {len(call.expressions)} arguments or a FILTER", f"write {_write_bare(function)}")
+        return NumberCall(name, text, function, buckets)
+    if function in PICKS:
+        return PickCall(name, text, _parse_pick(empty, function, tree, call), frame, schema)
+    aggregate = parse_aggregate(name, _write_sql(tree), schema.names)
+    if aggregate.function == "array_agg" or aggregate.distinct:
+        if len(aggregate.arguments) != 1 or aggregate.order or aggregate.ignores_nulls:
+            raise empty.refuse("it has several arguments, an ORDER BY or IGNORE NULLS", "omit them")
+        return CollectedCall(name, text, aggregate, frame, schema)
+    return FoldCall(name, text, FUNCTIONS[aggregate.function](aggregate, schema), frame)
+
+
+def _write_bare(function: str) -> str:
+    return "ntile(4)" if function == "ntile" else f"{function}()"
+
+
+def _parse_pick(empty: WindowCall, function: str, tree: Any, call: Any) -> ParsedCall:
+    """Parse the arguments of a function that picks a value."""
+    from sqlglot import exp
+
+    given, skips = list(call.expressions), False
+    if function in ("min", "max"):
+        aggregate = parse_aggregate(empty.name, _write_sql(tree))
+        return ParsedCall(function, aggregate.arguments, 0, False)
+    while tree is not call:
+        if isinstance(tree, exp.Filter):
+            raise empty.refuse(f"{function} does not accept FILTER", "omit it, or use CASE WHEN in the argument")
+        skips, tree = skips or isinstance(tree, exp.IgnoreNulls), tree.this
+    if given and isinstance(given[0], exp.IgnoreNulls | exp.RespectNulls):
+        skips, given[0] = isinstance(given[0], exp.IgnoreNulls), given[0].this
+    if function in ("first", "last") and len(given) == 2 and isinstance(given[1], exp.Boolean):
+        skips = bool(given.pop().this)
+    most = 1 if function in ("first", "last") else 2
+    least = 2 if function == "nth_value" else 1
+    if not least <= len(given) <= most:
+        raise empty.refuse(f"{function} has {len(given)} arguments", f"write {function}(x{', 2' if most == 2 else ''})")
+    number = 0
+    if function in ("lag", "lead"):
+        number = _read_whole_number(empty, given, 1, least=-_MOST) if len(given) == 2 else 1
+        number = -number if function == "lag" else number
+    elif function == "nth_value":
+        number = _read_whole_number(empty, given, 1) - 1
+    return ParsedCall(function, [_write_sql(given[0])], number, skips)
+
+
+def _read_whole_number(empty: WindowCall, given: Sequence[Any], at: int, least: int = 1) -> int:
+    """Read an argument that must be a whole number."""
+    text = _write_sql(given[at]) if at < len(given) else ""
+    try:
+        value = int(text)
+    except ValueError:
+        value = least - 1
+    if not least <= value <= _MOST:
+        raise empty.refuse(f"its argument {text or 'is missing'}", f"use a whole number from {least:,} to {_MOST:,}")
+    return value
+
+
+def _write_sql(tree: Any) -> str:
+    from ddflow.expressions.parse import ExpressionDialect
+
+    return str(tree.sql(dialect=ExpressionDialect, normalize_functions=False))

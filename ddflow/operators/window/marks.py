@@ -1,0 +1,71 @@
+"""Remember what precedes some rows of large partitions, so that a step reads only the rows from there on.
+
+A mark is an event of a partition. It holds the number of places and events before this event, and the states of
+aggregates over the rows before it. Marks describe the rows of the last step. They are taken from rows that a step reads
+anyway, and a change drops the marks after it. They are not part of the stored state.
+
+>>> marks = Marks()
+>>> marks.add((1, 1), [((5,), 600, 600, ())])
+>>> marks.find((1, 1), (7,), 0).places, marks.find((1, 1), (4,), 0)
+(600, None)
+>>> marks.drop_after((1, 1), (5,)), marks.find((1, 1), (7,), 0).places
+(None, 600)
+"""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import Any, Final, NamedTuple
+
+Group = tuple[int, int]
+Place = tuple[int, ...]
+"""The order words of a row."""
+STRIDE: Final = 512
+"""The least number of places between two marks."""
+BYTES: Final = 400
+"""The approximate memory of a mark."""
+
+
+class Mark(NamedTuple):
+    """What precedes an event."""
+
+    at: Place
+    places: int
+    events: int
+    states: tuple[Any, ...]
+
+
+class Marks:
+    """The marks of all partitions, by the identity words of the partition."""
+
+    def __init__(self) -> None:
+        self.by_group: dict[Group, list[Mark]] = {}
+
+    def find(self, group: Group, at: Place, less: int) -> Mark | None:
+        """Find the last mark at or before a place that has at least ``less`` places after it.  O(log marks)."""
+        marks = self.by_group.get(group, [])
+        i = bisect_right(marks, at, key=attrgetter("at")) - 1
+        if i >= 0 and less:
+            i = bisect_right(marks, marks[i].places - less, key=attrgetter("places")) - 1
+        return marks[i] if i >= 0 else None
+
+    def add(self, group: Group, made: Sequence[tuple[Place, int, int, tuple[Any, ...]]]) -> None:
+        """Add marks after the existing ones of a partition."""
+        self.by_group.setdefault(group, []).extend(Mark(*each) for each in made)
+
+    def find_last(self, group: Group) -> Mark | None:
+        """Return the last mark of a partition."""
+        marks = self.by_group.get(group)
+        return marks[-1] if marks else None
+
+    def drop_after(self, group: Group, at: Place) -> None:
+        """Drop the marks after a place."""
+        marks = self.by_group.get(group, [])
+        del marks[bisect_right(marks, at, key=attrgetter("at")) :]
+        if not marks:
+            self.by_group.pop(group, None)
+
+    @property
+    def nbytes(self) -> int:
+        """The approximate size in memory, in bytes.  O(partitions with marks)."""
+        return BYTES * sum(map(len, self.by_group.values()))
