@@ -8,7 +8,7 @@ state never move back.
 >>> import numpy as np
 >>> one, few = lambda *values: np.array(values, np.int64), lambda *values: np.array(values, np.int32)
 >>> out = States(one(0, 0, 0), one(0, 0, 0), few(0), one(0))
->>> list_states(one(0, 2), one(1, 0), RowChanges(one(0, 1), one(1), few(0), one(1)), -1, one(0, 0, 0), out)
+>>> list_states(one(0, 2), one(1, 0), one(0, 1), RowChanges(one(0, 1), one(1), few(0), one(1)), -1, one(0, 0, 0), out)
 1
 >>> out.row.tolist(), out.starts.tolist()  # the first state has row 0, the second state has the rows 0 and 1
 ([0, 0, 1], [0, 1, 3])
@@ -99,8 +99,9 @@ def find_bound_ranges(
 def list_states(
     ends: Ints,  # int64[w + 1]: where the rows of each window begin
     held: Ints,  # int64[n]: the multiplicity of each row, which the kernel updates
+    event: Ints,  # int64[n]: the number of each row's event
     changes: RowChanges,
-    reach: np.int64,  # the number of places to list beside the changed rows, or -1 for all
+    reach: np.int64,  # the number of places to list beside the events of the changed rows, or -1 for all
     at: Ints,  # int64[3]: the next window and its next change, which the kernel updates; the places of the next pair
     out: States,
 ) -> int:
@@ -124,12 +125,14 @@ def list_states(
             low, high = min(low, places[last]), max(high, places[last] + 1)
             grown += counts[last] - held[places[last]]
             last += 1
-        near, far = np.int64(0), np.int64(0)
-        while low > ends[window] and (reach < 0 or near < reach):
+        near, first, stop = np.int64(0), ends[window], ends[window + 1]
+        begun = event[low]
+        while low > first and (reach < 0 or near < reach or event[low - 1] == event[low]):
             low -= 1
-            near += held[low]
-        while high < ends[window + 1] and (reach < 0 or far < reach):
-            far += held[high]
+            near += held[low] if event[low] != begun else 0
+        near, begun = np.int64(0), event[high - 1]
+        while high < stop and (reach < 0 or near < reach or event[high - 1] == event[high]):
+            near += held[high] if event[high] != begun else 0
             high += 1
         size = np.int64(0)
         for row in range(low, high):

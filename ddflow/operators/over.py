@@ -238,7 +238,7 @@ class RunningOver(RunningOrderedGroups):
         groups = by.high[windows.step.begins[:-1]], by.low[windows.step.begins[:-1]]
         made = list[tuple[Narrow, Ints, Ints, list[pa.Array]]]()
         first = 0
-        for states in self._list_states(found, changes):
+        for states in self._list_states(found, rows.event, changes):
             owners = np.repeat(states.window, 2)
             places = Places(states.row, states.starts, rows.event, prefix.take(owners))
             if self.reach.tail and not self.reach.whole:
@@ -320,7 +320,7 @@ class RunningOver(RunningOrderedGroups):
         values = {text: argument(given) for text, argument in self.arguments.items()}
         return Arguments(values, None if self.range is None else self.range.compute_words(given), self.secret)
 
-    def _list_states(self, found: FirstRows, changes: RowChanges) -> Iterator[States]:
+    def _list_states(self, found: FirstRows, event: Ints, changes: RowChanges) -> Iterator[States]:
         """List the states of all pairs, some pairs at a time."""
         held, at = found.held.copy(), np.array([0, 0, 0])
         reach = self.reach
@@ -328,7 +328,7 @@ class RunningOver(RunningOrderedGroups):
         room, most = min(MOST_LISTED, 4 * held.size + 64), changes.place.size
         out = States(np.empty(0, np.int64), np.empty(1, np.int64), np.empty(0, np.int32), np.empty(0, np.int64))
         while most:
-            pairs = list_states(found.ends, held, changes, near, at, out)
+            pairs = list_states(found.ends, held, event, changes, near, at, out)
             if pairs:
                 starts = out.starts[: 2 * pairs + 1].copy()
                 yield States(out.row[: starts[-1]], starts, out.rank[:pairs], out.window[:pairs])

@@ -264,9 +264,10 @@ class CollectedCall(WindowCall):
             out = np.empty(places.row.size, np.int64)
             count_frame_values(number[places.row], begin, end, np.int64(len(values)), out)
             return Results([out], out)
-        at = list_ranges(begin, end - begin)
-        stops = np.append(0, np.cumsum(end - begin))
-        items = values.take(pa.array(places.row[at]))
+        rows = places.row[list_ranges(begin, end - begin)]
+        present = ~np.asarray(values.is_null())[rows]
+        stops = np.append(0, np.cumsum(present))[np.append(0, np.cumsum(end - begin))]
+        items = values.take(pa.array(rows[present]))
         lists = pa.LargeListArray.from_arrays(pa.array(stops), items).cast(self.type)
         words = RowHasher(pa.schema([pa.field("", self.type)]), given.secret).compute_identities([lists], len(lists))
         return Results(list(words), lists)

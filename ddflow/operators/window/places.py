@@ -41,8 +41,7 @@ class Prefix(NamedTuple):
 
 def build_empty_prefix(windows: int) -> Prefix:
     """Build the prefix of windows that begin at the start of their partition."""
-    none = np.zeros(windows, np.int64)
-    return Prefix(none, none, np.full(windows, -1, np.int32), {})
+    return Prefix(np.zeros(windows, np.int64), np.zeros(windows, np.int64), np.full(windows, -1, np.int32), {})
 
 
 class Places:
