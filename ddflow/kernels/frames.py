@@ -35,7 +35,7 @@ class RowChanges(NamedTuple):
     """int64[c]: the row that changes."""
     rank: Narrow
     """int32[c]: the rank of the time."""
-    count: Ints
+    after: Ints
     """int64[c]: the multiplicity after the change."""
 
 
@@ -107,7 +107,7 @@ def list_states(
 ) -> int:
     """List the states of as many pairs as fit. Return the number of pairs.
 
-    If the next pair does not fit, its number of places is in ``at[2]``, which is 0 if there are no more pairs. O(c + e).
+    If the next pair does not fit, ``at[2]`` is its number of places. If there are no more pairs, it is 0. O(c + e).
     """
     begins, places, ranks, counts = changes
     pairs, written = 0, np.int64(0)

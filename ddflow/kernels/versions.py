@@ -271,9 +271,7 @@ def _find_window_end(
         if before == np.uint64(0) or _compare_words(before, least, 0, tied) != 0:
             content = np.uint64(tied << 3)
             if single != np.uint64(0) and many == 1 and load_u64(single + content) != load_u64(before + content):
-                _write_window_end(
-                    stored, g, single if side == BACK else least, tied, wide, 0, side, windows, window
-                )
+                _write_window_end(stored, g, single if side == BACK else least, tied, wide, 0, side, windows, window)
                 return False
             single, many = before if many == 1 else np.uint64(0), 0
         before, many = least, many + 1

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import pyarrow as pa
 
-from ddflow.columns.hashing import Ints, Narrow, RowHasher, Secret, Words
+from ddflow.columns.hashing import Ints, Narrow, RowHasher, Words
 from ddflow.columns.names import TIMES, check_column_name, check_column_names, check_columns_exist, parse_column_names
 from ddflow.columns.order_words import OrderColumn, count_order_words
 from ddflow.columns.row_match import RowMatcher
@@ -42,7 +42,7 @@ from ddflow.operators.updates import (
 )
 from ddflow.operators.window.calls import Arguments, FoldCall, Results, WindowCall, parse_call
 from ddflow.operators.window.frames import RangeOrder, Reach
-from ddflow.operators.window.marks import STRIDE, Marks
+from ddflow.operators.window.marks import STRIDE, Mark, Marks
 from ddflow.operators.window.places import MOST_LISTED, Places, Prefix, build_empty_prefix
 from ddflow.plan.collection import Collection, Columns, refuse_forgetting_inputs
 from ddflow.plan.text.formulas import JsonRecord, find_formula_objections
@@ -77,7 +77,9 @@ class Over(Operator):
         if not texts:
             raise SpecError(asked, "no function is given", "write one, as in place='row_number()'")
         order = [each for each in self.order_by if each.name not in self.partition_by]
-        self.calls = [parse_call(check_column_name(name, asked, name), text, row, order) for name, text in texts.items()]
+        self.calls = [
+            parse_call(check_column_name(name, asked, name), text, row, order) for name, text in texts.items()
+        ]
         shown = [*row, *(pa.field(each.name, each.type, nullable=each.nullable) for each in self.calls)]
         check_column_names([*(field.name for field in shown), TIMES], asked)
         self.range = _bind_ranges(self.calls, order, row)
@@ -88,7 +90,11 @@ class Over(Operator):
     def to_json(self, formulas: Any) -> dict[str, Any]:
         """Write the partition, the order and the calls as JSON."""
         calls = [{"name": each.name, "sql": each.text} for each in self.calls]
-        return {"partition_by": list(self.partition_by), "order_by": format_order_columns(self.order_by), "calls": calls}
+        return {
+            "partition_by": list(self.partition_by),
+            "order_by": format_order_columns(self.order_by),
+            "calls": calls,
+        }
 
     @classmethod
     def from_json(cls, inputs: Sequence[Collection], record: JsonRecord) -> Collection:
@@ -155,6 +161,12 @@ def _bind_ranges(calls: Sequence[WindowCall], order: Sequence[OrderColumn], row:
     return bound
 
 
+def _allocate_states(places: int, pairs: int) -> States:
+    """Allocate the memory of states."""
+    row, starts, windows = (np.empty(n, np.int64) for n in (places, 2 * pairs + 1, pairs))
+    return States(row, starts, np.empty(pairs, np.int32), windows)
+
+
 class WindowRows(NamedTuple):
     """The r rows of some windows, in order."""
 
@@ -209,7 +221,9 @@ class RunningOver(RunningOrderedGroups):
                 for i in np.flatnonzero(mark_first_of_keys(batch.high, batch.low)).tolist():
                     group = int(batch.high[i]), int(batch.low[i])
                     if group in self.marks.by_group:
-                        self.marks.drop_after(group, tuple(to_identity_words(batch.order[i : i + 1])[0, :tied].tolist()))
+                        self.marks.drop_after(
+                            group, tuple(to_identity_words(batch.order[i : i + 1])[0, :tied].tolist())
+                        )
         super().apply(changes, upper, since)
         self.marked = (id(self.output_arrangement), self.output_arrangement.upper) if current else self.marked
 
@@ -231,18 +245,23 @@ class RunningOver(RunningOrderedGroups):
         found = self._collect_rows(windows, ALL)
         at, rows = self._sort_events(pool, found.references, found.ties != 0)
         found = found.sort_rows(at)
-        chosen, begins = windows.sort_changes(found)
-        refuse_negative_counts(found.counts[chosen], by.places[chosen], updates, Over.verb)
-        changes = RowChanges(begins, found.place[chosen], by.ranks[chosen], found.counts[chosen])
+        near, begins = windows.sort_changes(found)
+        refuse_negative_counts(found.counts[near], by.places[near], updates, Over.verb)
+        changes = RowChanges(begins, found.place[near], by.ranks[near], found.counts[near])
         given = self._compute_arguments(pool, found.references)
-        groups = by.high[windows.step.begins[:-1]], by.low[windows.step.begins[:-1]]
         made = list[tuple[Narrow, Ints, Ints, list[pa.Array]]]()
         first = 0
         for states in self._list_states(found, rows.event, changes):
             owners = np.repeat(states.window, 2)
             places = Places(states.row, states.starts, rows.event, prefix.take(owners))
             if self.reach.tail and not self.reach.whole:
-                first = self._add_marks(places, states, first, groups, rows, given)
+                fresh = np.append(True, np.diff(states.window) > 0) & (states.window >= first)
+                for pair in np.flatnonzero(fresh & (np.diff(places.starts)[::2] >= 2 * STRIDE)).tolist():
+                    at = windows.step.begins[states.window[pair]]
+                    group = int(by.high[at]), int(by.low[at])
+                    if (chosen := self.marks.choose_places(group, places, 2 * pair, rows.ties)).size:
+                        self.marks.add(group, self._build_marks(places, 2 * pair, chosen, rows, given))
+                first = int(states.window[-1]) + 1
             made.append(self._compare_states(places, states, given))
         return self._build_updates(pool, found, made, updates.times)
 
@@ -326,7 +345,7 @@ class RunningOver(RunningOrderedGroups):
         reach = self.reach
         near = np.int64(2 * reach.near if reach.near and not (reach.tail or reach.whole) else -1)
         room, most = min(MOST_LISTED, 4 * held.size + 64), changes.place.size
-        out = States(np.empty(0, np.int64), np.empty(1, np.int64), np.empty(0, np.int32), np.empty(0, np.int64))
+        out = _allocate_states(0, 0)
         while most:
             pairs = list_states(found.ends, held, event, changes, near, at, out)
             if pairs:
@@ -335,9 +354,7 @@ class RunningOver(RunningOrderedGroups):
             if not at[2]:
                 break
             room = max(room, int(at[2]))
-            out = States(
-                np.empty(room, np.int64), np.empty(2 * most + 1, np.int64), np.empty(most, np.int32), np.empty(most, np.int64)
-            )
+            out = _allocate_states(room, most)
 
     def _compute_results(self, places: Places, given: Arguments) -> list[Results]:
         """Compute the results of the wanted calls."""
@@ -393,51 +410,25 @@ class RunningOver(RunningOrderedGroups):
         columns += [each.take(places.index) for each in results]
         return as_updates(pa.Table.from_arrays(columns, schema=pa.schema([*mine, *made])))
 
-    def _add_marks(
-        self, places: Places, states: States, first: int, groups: Any, rows: WindowRows, given: Arguments
-    ) -> int:
-        """Add marks to the partitions that begin in these states, from their rows before the step.
+    def _build_marks(self, places: Places, state: int, at: Ints, rows: WindowRows, given: Arguments) -> list[Mark]:
+        """Build marks at some places of a state.  ``at``: the distances of these places from the start of the state.
 
-        ``first``: the first window that has not been seen.  Return the first window that comes after these states.
+        O(places before the last mark).
         """
-        sizes = np.diff(places.starts)[::2]
-        fresh = np.append(True, np.diff(states.window) > 0) & (states.window >= first)
-        for pair in np.flatnonzero(fresh & (sizes >= 2 * STRIDE)).tolist():
-            window = int(states.window[pair])
-            begin, end = places.starts[2 * pair], places.starts[2 * pair + 1]
-            self._add_marks_of_window(places, begin, end, 2 * pair, (int(groups[0][window]), int(groups[1][window])), rows, given)
-        return int(states.window[-1]) + 1
-
-    def _add_marks_of_window(
-        self, places: Places, begin: int, end: int, state: int, group: Any, rows: WindowRows, given: Arguments
-    ) -> None:
-        row, prefix = places.row[begin:end], places.prefix
-        last = self.marks.find_last(group)
-        skipped = 0 if last is None else last.places - int(prefix.places[state])
-        new = np.append(True, ~rows.ties[row[1:]] & (row[1:] != row[:-1]))
-        class_starts = np.maximum.accumulate(np.where(new, np.arange(row.size), 0))
-        at = np.unique(class_starts[skipped + STRIDE :: STRIDE])
-        at = at[at > skipped]
-        if not at.size:
-            return
-        numbers = places.event_number[begin:end][at] - 1
-        sizes = np.diff(at, prepend=0)
-        cells = np.repeat(np.arange(at.size), sizes)
+        begin, prefix = places.starts[state], places.prefix
+        cells = np.repeat(np.arange(at.size), np.diff(at, prepend=0))
         held = max((len(each) for each in prefix.states.values()), default=0)
         before = np.arange(held - 1, held + at.size - 1, dtype=np.int32)
         before[0] = prefix.held[state]
-        entered = pa.array(row[: at[-1]])
         folding = UpdatesByCell((cells + held).astype(np.int32), before, np.ones(cells.size, np.int64), held)
-        states = []
+        entered, states = pa.array(places.row[begin : begin + cells.size]), []
         for key, part in self.parts.items():
             values = given.values[key[1]].take(entered) if key[1] else None
             states.append(part.fold_updates(folding, prefix.states[key], values).slice(held).to_pylist())
-        places_before = (at + int(prefix.places[state])).tolist()
-        references = rows.references[row[at]]
-        slots, tied = self.output_arrangement.slots, self.ways.tied
-        words = [
-            tuple(to_identity_words(slots[int(each) >> SLOT].order[int(each) & ((1 << SLOT) - 1)][None])[0, :tied].tolist())
-            for each in references
-        ]
-        told = zip(*states, strict=True) if states else [()] * at.size
-        self.marks.add(group, list(zip(words, places_before, numbers.tolist(), told, strict=True)))
+        slots, marks = self.output_arrangement.slots, list[Mark]()
+        references, events = rows.references[places.row[begin + at]], places.event_number[begin + at]
+        for i, reference in enumerate(references.tolist()):
+            words = to_identity_words(slots[reference >> SLOT].order[reference & (1 << SLOT) - 1][None])
+            place, told = tuple(words[0, : self.ways.tied].tolist()), tuple(each[i] for each in states)
+            marks.append(Mark(place, int(at[i] + prefix.places[state]), int(events[i]) - 1, told))
+        return marks

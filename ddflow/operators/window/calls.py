@@ -9,15 +9,16 @@ pick a value of one place, aggregates that are computed from states, and aggrega
 (DataType(int64), Reach(near=1, value=0, tail=False, whole=False))
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ddflow.columns.hashing import Ints, RowHasher, Secret, compute_canonical_words, unpack_validity, view_words
-from ddflow.columns.order_words import OrderColumn, compute_order_words, count_order_words
+from ddflow.columns.order_words import OrderColumn, compute_order_words, count_order_words, has_exact_words
 from ddflow.columns.schema import decode_array, is_word_type
 from ddflow.columns.wider import find_widening
 from ddflow.errors import AggregateOverflow, ExpressionError, TooLarge, shorten
@@ -25,7 +26,7 @@ from ddflow.expressions import Expression, compile as compile_expression
 from ddflow.kernels.frames import count_frame_values, find_frame_extremes
 from ddflow.operators.aggregates.parts import UpdatesByCell, ValueOverflow
 from ddflow.operators.aggregates.results import FUNCTIONS, FoldedAggregate
-from ddflow.operators.window.frames import HERE, START, Bound, Frame, RangeOrder, Reach, parse_frame
+from ddflow.operators.window.frames import HERE, START, Frame, RangeOrder, Reach, parse_frame
 from ddflow.operators.window.places import Places, list_ranges
 from ddflow.plan.aggregates import CALLED, NAMES, AggregateCall, parse_aggregate
 from ddflow.plan.verbs.family import ALIKE
@@ -52,17 +53,17 @@ class Arguments(NamedTuple):
 class Results(NamedTuple):
     """The results of a call for e places. Two places have equal results if their ``words`` are equal.
 
-    ``values``: an array of distinct or of all results.  ``index``: int64[e], the position of each place's result in
+    ``values``: an array of distinct or of all results.  ``at``: int64[e], the position of each place's result in
     ``values``, or None if the results are in the order of places.
     """
 
     words: Sequence[Any]
     values: Any
-    index: Ints | None = None
+    at: Ints | None = None
 
     def take(self, places: Ints) -> pa.Array:
         """Return the results of some places."""
-        at = places if self.index is None else self.index[places]
+        at = places if self.at is None else self.at[places]
         return self.values.take(pa.array(at)) if isinstance(self.values, pa.Array) else pa.array(self.values[at])
 
 
@@ -169,8 +170,7 @@ class PickCall(WindowCall):
             return np.where((at >= places.begin) & (at < places.end), at, -1)
         begin, end = self.frame.find_bounds(places, order, given.ranges)
         if self.extreme:
-            words = compute_order_words(pa.record_batch({"v": values}), [OrderColumn("v", self.function == "max", True)])
-            ranks = rank_values(words, values, self.function == "max")
+            ranks = rank_values(values, self.function == "max")
             ranks[np.asarray(values.is_null())] = -1
             out = np.empty(places.row.size, np.int64)
             find_frame_extremes(ranks[places.row], begin, end, out)
@@ -269,20 +269,20 @@ class CollectedCall(WindowCall):
         stops = np.append(0, np.cumsum(present))[np.append(0, np.cumsum(end - begin))]
         items = values.take(pa.array(rows[present]))
         lists = pa.LargeListArray.from_arrays(pa.array(stops), items).cast(self.type)
-        words = RowHasher(pa.schema([pa.field("", self.type)]), given.secret).compute_identities([lists], len(lists))
-        return Results(list(words), lists)
+        hasher = RowHasher(pa.schema([pa.field("", self.type)]), given.secret)
+        return Results(hasher.compute_identities([lists], len(lists)), lists)
 
 
-def rank_values(words: Any, values: pa.Array, descending: bool) -> Ints:
+def rank_values(values: pa.Array, descending: bool) -> Ints:
     """Compute the dense rank of each value.  O(n log n).
 
-    ``words``: order words. Long texts with equal words are compared by value.
+    >>> rank_values(pa.array([7, 5, 7]), descending=True).tolist()
+    [0, 1, 0]
     """
-    if values.type in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary()):
-        import pyarrow.compute as pc
-
+    if not has_exact_words(values.type):
         way: Any = "descending" if descending else "ascending"
         return np.array(pc.rank(values, way, tiebreaker="dense")).astype(np.int64)
+    words = compute_order_words(pa.record_batch({"v": values}), [OrderColumn("v", descending, True)])
     sorting = np.lexsort(words.T[::-1])
     words, ranks = words[sorting], np.zeros(sorting.size, np.int64)
     ranks[sorting[1:]] = np.cumsum((words[1:] != words[:-1]).any(axis=1))
@@ -371,7 +371,8 @@ def parse_call(name: str, text: Any, schema: pa.Schema, order: Sequence[OrderCol
     if function in NUMBERS:
         buckets = _read_whole_number(empty, call.expressions, 0) if function == "ntile" else 1
         if len(call.expressions) != (function == "ntile") or tree is not call:
-            raise empty.refuse(f"{function} has {len(call.expressions)} arguments or a FILTER", f"write {_write_bare(function)}")
+            found = f"{function} has {len(call.expressions)} arguments, or a FILTER"
+            raise empty.refuse(found, "write ntile(4)" if function == "ntile" else f"write {function}()")
         return NumberCall(name, text, function, buckets)
     if function in PICKS:
         return PickCall(name, text, _parse_pick(empty, function, tree, call), frame, schema)
@@ -381,10 +382,6 @@ def parse_call(name: str, text: Any, schema: pa.Schema, order: Sequence[OrderCol
             raise empty.refuse("it has several arguments, an ORDER BY or IGNORE NULLS", "omit them")
         return CollectedCall(name, text, aggregate, frame, schema)
     return FoldCall(name, text, FUNCTIONS[aggregate.function](aggregate, schema), frame)
-
-
-def _write_bare(function: str) -> str:
-    return "ntile(4)" if function == "ntile" else f"{function}()"
 
 
 def _parse_pick(empty: WindowCall, function: str, tree: Any, call: Any) -> ParsedCall:

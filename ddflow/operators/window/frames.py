@@ -8,7 +8,6 @@ includes the rows whose value in the only order column is at most this distance 
 (Frame(unit='range', begin=Bound(side=-1, distance='', rows=None), end=Bound(side=0, distance='', rows=0)), True)
 """
 
-import math
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -31,8 +30,9 @@ _DAY: Final = 86_400 * 10**9
 class Reach(NamedTuple):
     """The rows whose results a change can affect, and which these results are computed from.
 
-    ``near``: the number of places on both sides of the change.  ``value``: the distance in the order column, in units of
-    its order words.  ``tail``: all rows after the change, given the prefix.  ``whole``: all rows of the partition.
+    ``near``: the number of places on both sides of the change.  ``value``: the distance in the order column, in the
+    unit of its order words.  ``tail``: all rows after the change, given the prefix.  ``whole``: all rows of the
+    partition.
     """
 
     near: int = 0
@@ -42,8 +42,9 @@ class Reach(NamedTuple):
 
     def combine(self, other: "Reach") -> "Reach":
         """Combine the reaches of two calls."""
-        made = Reach(*map(max, self, other))
-        return made._replace(whole=made.whole or bool(made.near and made.value and not made.tail))
+        near, value = max(self.near, other.near), max(self.value, other.value)
+        tail, whole = self.tail or other.tail, self.whole or other.whole
+        return Reach(near, value, tail, whole or bool(near and value and not tail))
 
 
 class Bound(NamedTuple):
@@ -105,18 +106,19 @@ class Frame(NamedTuple):
             return places.begin
         if self.unit == "rows":
             return np.clip(places.index + (self.begin.rows or 0), places.begin, places.end)
-        return _search(places, *values[self.begin], "left") if self.begin.distance else places.peer_begin
+        return _search(places, values[self.begin], "left") if self.begin.distance else places.peer_begin
 
     def _find_end(self, places: Places, values: Any) -> Ints:
         if self.end.unbounded:
             return places.end
         if self.unit == "rows":
             return np.clip(places.index + (self.end.rows or 0) + 1, places.begin, places.end)
-        return _search(places, *values[self.end], "right") if self.end.distance else places.peer_end
+        return _search(places, values[self.end], "right") if self.end.distance else places.peer_end
 
 
-def _search(places: Places, ranks: Ints, bounds: Ints, nulls: Any, side: Any) -> Ints:
-    """Search the bound of each place among the ranks of the values.  O(places log places)."""
+def _search(places: Places, ranked: tuple[Ints, Ints, Any], side: Any) -> Ints:
+    """Search the bound of each place among the values. ``ranked``: see `RangeOrder`.  O(places log places)."""
+    ranks, bounds, nulls = ranked
     span = np.int64(2 * ranks.size + 2)
     base = places.state * span
     found: Ints = np.searchsorted(base + ranks[places.row], base + bounds[places.row], side=side)
@@ -143,16 +145,18 @@ class RangeOrder:
                 self.bounds[bound] = compile_expression(text, schema, what=f"the range of {name!r}")
             except ExpressionError as error:
                 found = f"RANGE {bound.distance} with ORDER BY {column.name} of type {sql_name(self.kind)}"
-                raise ExpressionError(f"over {name}", found, f"use a number or an interval that fits: {error}") from None
+                raise ExpressionError(
+                    f"over {name}", found, f"use a number or an interval that fits: {error}"
+                ) from None
 
     def measure(self, bound: Bound) -> int | None:
         """Measure a distance in units of the order words. Return None if its length varies or is not a number."""
-        value = measure_distance(bound.distance)
+        value: Any = measure_distance(bound.distance)
         if value is None or not (pat.is_integer(self.kind) or pat.is_temporal(self.kind)):
             return None
         if pat.is_integer(self.kind):
-            return math.ceil(value)
-        return -(-value * 1000 // (_DAY if pat.is_date32(self.kind) else _UNITS[getattr(self.kind, "unit", "ms")]))
+            return -int(-value // 1)
+        return -int(-value * 1000 // (_DAY if pat.is_date32(self.kind) else _UNITS[getattr(self.kind, "unit", "ms")]))
 
     def measure_reach(self, frame: Frame) -> Reach:
         """Measure the reach of a frame by value."""
@@ -222,7 +226,9 @@ def _parse_bound(name: str, unit: str, given: Any, side: Any) -> Bound:
     way = -1 if str(side).lower() == "preceding" else 1
     value = measure_distance(text)
     if value is not None and value < 0:
-        raise _refuse(name, f"the bound {shorten(text)} is negative", "write PRECEDING or FOLLOWING with a positive bound")
+        raise _refuse(
+            name, f"the bound {shorten(text)} is negative", "write PRECEDING or FOLLOWING with a positive bound"
+        )
     if unit == "range":
         return Bound(way, text, None)
     if not isinstance(value, int) or pat.is_duration(compile_expression(text, _ONE.schema).type):

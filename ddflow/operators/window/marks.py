@@ -5,7 +5,7 @@ aggregates over the rows before it. Marks describe the rows of the last step. Th
 anyway, and a change drops the marks after it. They are not part of the stored state.
 
 >>> marks = Marks()
->>> marks.add((1, 1), [((5,), 600, 600, ())])
+>>> marks.add((1, 1), [Mark((5,), 600, 600, ())])
 >>> marks.find((1, 1), (7,), 0).places, marks.find((1, 1), (4,), 0)
 (600, None)
 >>> marks.drop_after((1, 1), (5,)), marks.find((1, 1), (7,), 0).places
@@ -16,6 +16,11 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from ddflow.columns.hashing import Ints
+from ddflow.operators.window.places import Places
 
 Group = tuple[int, int]
 Place = tuple[int, ...]
@@ -49,14 +54,21 @@ class Marks:
             i = bisect_right(marks, marks[i].places - less, key=attrgetter("places")) - 1
         return marks[i] if i >= 0 else None
 
-    def add(self, group: Group, made: Sequence[tuple[Place, int, int, tuple[Any, ...]]]) -> None:
+    def add(self, group: Group, made: Sequence[Mark]) -> None:
         """Add marks after the existing ones of a partition."""
-        self.by_group.setdefault(group, []).extend(Mark(*each) for each in made)
+        self.by_group.setdefault(group, []).extend(made)
 
-    def find_last(self, group: Group) -> Mark | None:
-        """Return the last mark of a partition."""
-        marks = self.by_group.get(group)
-        return marks[-1] if marks else None
+    def choose_places(self, group: Group, places: Places, state: int, ties: Any) -> Ints:
+        """Choose places of a state for new marks, and return their distances from the start of the state.  O(places).
+
+        ``ties``: bool[n], whether the order words of a row equal those of the row before.
+        """
+        row, marks = places.row[places.starts[state] : places.starts[state + 1]], self.by_group.get(group)
+        skipped = marks[-1].places - int(places.prefix.places[state]) if marks else 0
+        begun = np.append(True, ~ties[row[1:]] & (row[1:] != row[:-1]))
+        begins = np.maximum.accumulate(np.where(begun, np.arange(row.size), 0))
+        at = np.unique(begins[skipped + STRIDE :: STRIDE])
+        return at[at > skipped]
 
     def drop_after(self, group: Group, at: Place) -> None:
         """Drop the marks after a place."""
