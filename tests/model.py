@@ -24,6 +24,7 @@ from typing import Any
 from expiry_rules import expire, moved, refuse
 from merging_rules import fold, merged_tombstone
 from rules import Condition, Event, Held, Input, Refused, Row, canonical, rank, ranks, resolve
+from window_rules import Call
 
 CLOSED = 2**63 - 1
 NEVER = -(2**63)
@@ -200,6 +201,35 @@ class Node:
             return out
 
         return Node(self.columns if rank_name is None else (*self.columns, rank_name), of)
+
+    def over(self, partition_by: Sequence[str], order_by: Sequence[str], calls: Mapping[str, Call]) -> Node:
+        """Add results of window functions; a row of multiplicity n has n places. The other columns break ties."""
+        ways = [ordering(text) for text in order_by]
+        named = [each[0] for each in ways]
+        ties = [(name, False, True) for name in self.columns if name not in named]
+
+        def of(state: Mapping[str, Collection]) -> Collection:
+            groups: defaultdict[Row, list[Row]] = defaultdict(list)
+            for row, n in self.of(state).items():
+                assert n > 0
+                groups[tuple(self._named(row)[name] for name in partition_by)] += [row] * n
+            out: Collection = Counter()
+            for rows in groups.values():
+                for name, descending, nulls_first in reversed([*ways, *ties]):
+                    at = self.columns.index(name)
+                    rows.sort(key=lambda row: rank(row[at]), reverse=descending)
+                    rows.sort(key=lambda row: (row[at] is None) != nulls_first)
+                its = [self._named(row) for row in rows]
+                keys = [[rank(row[name]) for name in named] for row in its]
+                values = None
+                if len(ways) == 1:
+                    signs = [row[named[0]] for row in its]
+                    values = [each if each is None or not ways[0][1] else -each for each in signs]
+                for i, row in enumerate(rows):
+                    out[(*row, *(canonical(each.result(its, keys, values, i)) for each in calls.values()))] += 1
+            return out
+
+        return Node((*self.columns, *calls), of)
 
     def versions(
         self,

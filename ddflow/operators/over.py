@@ -9,7 +9,7 @@ step's changes at each time, and compares them. See `ddflow.operators.window`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +19,7 @@ from ddflow.columns.names import TIMES, check_column_name, check_column_names, c
 from ddflow.columns.order_words import OrderColumn, count_order_words
 from ddflow.columns.row_match import RowMatcher
 from ddflow.columns.rows import RowPool, gather_arrays, gather_table
-from ddflow.errors import SpecError
+from ddflow.errors import SpecError, TooLarge
 from ddflow.kernels.frames import RowChanges, States, find_bound_ranges, list_states, match_places
 from ddflow.kernels.gather import SLOT
 from ddflow.kernels.versions import find_windows
@@ -50,6 +50,10 @@ from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import ArrangementChange, RowsByGroup, mark_first_of_keys, to_identity_words
 
 
+MOST_PLACES: Final = 1 << 31
+"""The limit of the places of a partition before and after a change."""
+
+
 @register_operator
 class Over(Operator):
     """The operator of `Collection.over`.
@@ -76,7 +80,7 @@ class Over(Operator):
         refuse_forgetting_inputs(asked, "the state would keep these rows forever", of)
         if not texts:
             raise SpecError(asked, "no function is given", "write one, as in place='row_number()'")
-        order = [each for each in self.order_by if each.name not in self.partition_by]
+        self.order = order = [each for each in self.order_by if each.name not in self.partition_by]
         self.calls = [
             parse_call(check_column_name(name, asked, name), text, row, order) for name, text in texts.items()
         ]
@@ -161,6 +165,14 @@ def _bind_ranges(calls: Sequence[WindowCall], order: Sequence[OrderColumn], row:
     return bound
 
 
+def _check_place_count(places: float) -> int:
+    """Check that the places of a partition fit in memory. A negative number has overflowed.  Raises `TooLarge`."""
+    if not 0 <= places < MOST_PLACES:
+        found = f"a partition has more than {MOST_PLACES:,} rows, counted by multiplicity"
+        raise TooLarge("over", found, "use smaller partitions, or apply distinct() first")
+    return int(places)
+
+
 def _allocate_states(places: int, pairs: int) -> States:
     """Allocate the memory of states."""
     row, starts, windows = (np.empty(n, np.int64) for n in (places, 2 * pairs + 1, pairs))
@@ -182,12 +194,12 @@ class RunningOver(RunningOrderedGroups):
 
     def __init__(self, node: Over, context: OperatorContext) -> None:
         row = node.inputs[0].schema
-        most = sum(count_order_words(find_order_type(row.field(each.name).type), each.name) for each in node.order_by)
-        ways = RowOrder(row, node.partition_by, node.order_by, context.secret, most)
+        most = sum(count_order_words(find_order_type(row.field(each.name).type), each.name) for each in node.order)
+        ways = RowOrder(row, node.partition_by, node.order, context.secret, most)
         super().__init__(node.inputs[0], node.partition_by, ways, node.verb, context.threads)
         self.secret, self.refuses, self.shown = context.secret, "", node.schema
         self.wanted, self.calls, self.range = context.wanted, node.calls, node.range
-        ordering = {each.name for each in node.order_by}
+        ordering = {each.name for each in node.order}
         self.inexact = [each.name for each in ways.values if each.name in ordering]
         self.sorts = bool(self.inexact) or any(each.ordered for each in self.calls)
         self.reach = Reach()
@@ -353,7 +365,7 @@ class RunningOver(RunningOrderedGroups):
                 yield States(out.row[: starts[-1]], starts, out.rank[:pairs], out.window[:pairs])
             if not at[2]:
                 break
-            room = max(room, int(at[2]))
+            room = max(room, _check_place_count(float(at[2])))
             out = _allocate_states(room, most)
 
     def _compute_results(self, places: Places, given: Arguments) -> list[Results]:
@@ -401,6 +413,7 @@ class RunningOver(RunningOrderedGroups):
         _, first = found.mark_first_rows(self.ways.tied)
         at, rows = self._sort_events(pool, found.references, ~first)
         held = found.values[at]
+        _check_place_count(float(held.sum(dtype=np.float64)))
         starts = np.append(0, np.cumsum(held))[found.begins]
         places = Places(np.repeat(np.arange(held.size), held), starts, rows.event)
         results = self._compute_results(places, self._compute_arguments(pool, rows.references))
