@@ -10,7 +10,6 @@ Limits: this module knows no columns and no types.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from itertools import pairwise
 from typing import Any, ClassVar, Final, NamedTuple, TypeAlias
 
 from sqlglot import exp
@@ -219,9 +218,11 @@ def _count_nesting_levels(tokens: Sequence[Any]) -> int:
 
 def _read_window_as_name(tokens: Sequence[Any]) -> None:
     """Let the word WINDOW be a name, unless it begins the clause, as in ``WINDOW w AS (...)``. O(tokens)."""
-    for token, following in pairwise(tokens):
-        if token.token_type == TokenType.WINDOW and following.token_type != TokenType.VAR:
-            token.token_type = TokenType.VAR
+    for place, token in enumerate(tokens):
+        if token.token_type == TokenType.WINDOW:
+            name, *rest = [each.token_type for each in tokens[place + 1 : place + 4]] or [None]
+            if name not in (TokenType.VAR, TokenType.IDENTIFIER) or rest != [TokenType.ALIAS, TokenType.L_PAREN]:
+                token.token_type = TokenType.VAR
 
 
 def _build_parse_refusal(text: str, error: ParseError, remedy: str) -> Refusal:

@@ -1,7 +1,6 @@
 """Read the clauses of a SELECT: the select list, conditions, groups and order, with all expressions.
 
-Guarantees: a name resolves to one column, or raises an error that lists similar names. For a window function, the error
-suggests other SQL.
+Guarantees: a name resolves to one column, or raises an error that lists similar names.
 
 >>> from ddflow.expressions.parse import parse_expression
 >>> names, read = QueryScope(None), ClauseReader().read_expression
@@ -41,91 +40,14 @@ from ddflow.plan.sql.query import (
     build_number,
     build_query_error,
     find_query_column_names,
-    quote_name,
+    is_window_call,
     replace_nodes,
     shorten_tree_sql,
     split_conjuncts,
+    write_order_direction,
     write_tree_sql,
 )
-
-_OUTER, _INNER = "T", "b"
-_BY_PLACE: Final = "use row_number() <= k, or compute the window over the rows that you read, with DuckDB or Polars"
-
-
-def suggest_replacement(window: Tree) -> str:
-    """Suggest SQL that replaces a window function. An error shows the suggestion. O(query).
-
-    >>> from ddflow.expressions.parse import parse_expression
-    >>> suggest_replacement(parse_expression("rank() over (partition by city order by n desc)").tree)
-    'write 1 + (select count(*) from T b where b.city <=> T.city and b.n > T.n), with T for the table'
-    >>> suggest_replacement(parse_expression("sum(n) over (partition by city)").tree)
-    'write (select sum(b.n) from T b where b.city <=> T.city), with T for the table'
-    """
-    query, named = window.find_ancestor(exp.Select), dict[str, Tree]()
-
-    def name_aggregate(node: Tree) -> Tree | None:
-        call = node.this if node.key == "filter" else node
-        name = CALLED.get(call.name.lower(), call.name.lower()) if isinstance(call, exp.Anonymous) else ""
-        if name not in NAMES or (isinstance(node.parent, exp.Window) and node.arg_key == "this"):
-            return None
-        return named.setdefault(write_tree_sql(node), exp.column(f"v{len(named) + 1}")).copy()
-
-    remedy = _write_window_replacement_sql(replace_nodes(window, name_aggregate))
-    if remedy == _BY_PLACE or not (named or (query is not None and query.args.get("group"))):
-        return remedy
-    columns = "".join(f", with {told} as {each.name}" for told, each in named.items())
-    begin = f"put the grouped query{columns}," if columns else "put the grouped query"
-    return f"{begin} into a WITH as T, and over it {remedy.partition(', with T')[0]}"
-
-
-def _write_window_replacement_sql(window: Tree) -> str:
-    """Write SQL that replaces a window function over a table."""
-    name, order = window.this.name.lower(), window.args.get("order")
-    parts = [
-        f"{_qualify_columns(each, _INNER)} <=> {_qualify_columns(each, _OUTER)}"
-        for each in window.args.get("partition_by") or ()
-    ]
-    by = order.expressions if order is not None else []
-    if window.args.get("spec") is not None or not isinstance(window.this, exp.Anonymous):
-        return _BY_PLACE
-    if name in ("rank", "dense_rank") and by and (name == "rank" or len(by) == 1):
-        counted = "*" if name == "rank" else f"distinct {_qualify_columns(by[0].this, _INNER)}"
-        return _write_subquery(f"1 + (select count({counted})", [*parts, _write_precedes_condition(by)])
-    if name in NAMES and len(by) < 2:
-        upto = [_write_precedes_condition(by, "=")] if by else []
-        return _write_subquery(f"(select {_qualify_columns(window.this, _INNER)}", [*parts, *upto])
-    return _BY_PLACE
-
-
-def _write_subquery(begin: str, conditions: list[str]) -> str:
-    where = f" where {' and '.join(conditions)}" if conditions else ""
-    return f"write {begin} from {_OUTER} {_INNER}{where}), with {_OUTER} for the table"
-
-
-def _write_precedes_condition(order: list[Tree], equal: str = "") -> str:
-    """Write an SQL condition that is true if one row comes before another row, or at the same place, in an order."""
-    ways = list[str]()
-    for place, each in enumerate(order):
-        same = [f"{_qualify_columns(one.this, _INNER)} = {_qualify_columns(one.this, _OUTER)}" for one in order[:place]]
-        sign = ">" if each.args.get("desc") else "<"
-        ways.append(
-            " and ".join(
-                [*same, f"{_qualify_columns(each.this, _INNER)} {sign}{equal} {_qualify_columns(each.this, _OUTER)}"]
-            )
-        )
-    return ways[0] if len(ways) == 1 else f"({' or '.join(ways)})"
-
-
-def _qualify_columns(tree: Tree, table: str) -> str:
-    """Write an expression as SQL, with the table's name before each column."""
-
-    def qualify_column(node: Tree) -> Tree | None:
-        if not isinstance(node, exp.Column) or isinstance(node.this, exp.Star):
-            return None
-        return exp.column(exp.to_identifier(node.name, quoted=quote_name(node.name) != node.name), table)
-
-    return write_tree_sql(replace_nodes(tree, qualify_column))
-
+from ddflow.plan.sql.windows import check_window, expand_named_windows, list_clause_nodes, replace_default
 
 Aliases = Mapping[str, Callable[[], Tree]]
 CHANGING: Final = tuple(
@@ -137,7 +59,7 @@ _SET: Final = {"this", "expression", "distinct", "with_", "order", "limit", "off
 _READ: Final[dict[Any, set[str]]] = {
     exp.Select: {
         *("with_", "expressions", "distinct", "from_", "joins", "where"),
-        *("group", "having", "qualify", "order", "limit", "offset"),
+        *("group", "having", "windows", "qualify", "order", "limit", "offset"),
     },
     **dict.fromkeys((exp.Union, exp.Except, exp.Intersect), _SET),
     exp.Subquery: {"this", "alias", "with_", "joins", "order", "limit", "offset"},
@@ -156,6 +78,8 @@ _READ: Final[dict[Any, set[str]]] = {
     exp.Fetch: {"direction", "count", "limit_options"},
     exp.LimitOptions: {"rows"},
     exp.Offset: {"expression"},
+    exp.Window: {"this", "partition_by", "order", "spec", "alias", "over"},
+    exp.WindowSpec: {"kind", "start", "start_side", "end", "end_side"},
 }
 """The supported clauses of each kind of node. `refuse_unsupported_clauses` refuses all clauses that are not listed."""
 _LISTED: Final = "docs/sql.md lists what is supported"
@@ -167,7 +91,6 @@ _WORDS: Final = {
     "limit.expressions": "LIMIT BY",
     "with_fill": "WITH FILL",
     "db": "a table with a database before its name",
-    "windows": "WINDOW",
 }
 
 
@@ -185,11 +108,11 @@ def is_aggregate(node: Tree) -> bool:
 
 
 def find_aggregates(tree: Tree) -> list[Tree]:
-    """List the aggregates of a resolved tree, each with its FILTER."""
+    """List the aggregates of a resolved tree, each with its FILTER. The calls of window functions are none."""
     out, ahead = list[Tree](), [tree]
     while ahead:
         node = ahead.pop()
-        if is_aggregate(strip_call_suffixes(node)):
+        if is_aggregate(strip_call_suffixes(node)) and not is_window_call(node):
             out.append(node)
         else:
             ahead += list(node.iter_expressions())
@@ -238,24 +161,25 @@ class ClauseReader:
                 return self._read_window(node, names, withs)
             return self._resolve_subquery(node, names, withs, first)
 
-        for each in tree.find_all(exp.Window):
-            if each.this.name.lower() != "row_number":
-                raise build_query_error(
-                    each, f"the window {shorten_tree_sql(each)} cannot be maintained", suggest_replacement(each)
-                )
         out = replace_nodes(tree, resolve_node)
+        for each in out.find_all(exp.Window):
+            check_window(each)
+            self._check_distinct(each.this)
         for each in find_aggregates(out):
             self._check_distinct(each)
             if any(is_aggregate(part) for part in each.walk() if part is not each and part is not each.this):
                 raise build_query_error(
                     tree, f"{shorten_tree_sql(tree)} has an aggregate within an aggregate", "use a subquery in FROM"
                 )
+            if each.find(exp.Window) is not None:
+                found = f"{shorten_tree_sql(each)} aggregates a window function"
+                raise build_query_error(each, found, "compute the window function in a subquery in FROM")
             if find_query_column_names(each) and find_query_column_names(each) <= names.outer:
                 found = f"{shorten_tree_sql(each)} aggregates columns of the outer query"
                 raise build_query_error(
                     each, found, "compute it in a subquery in FROM of the outer query, and use its column here"
                 )
-        return out
+        return replace_nodes(out, replace_default)
 
     def _read_window(self, tree: Tree, names: QueryScope, withs: Any) -> Tree:
         """Read a call of the function ``window``, and return the column that it adds to the rows of FROM."""
@@ -268,15 +192,7 @@ class ClauseReader:
 
     def _declare_window(self, tree: Tree, names: QueryScope, withs: Any) -> None:
         """Let the clauses of a SELECT use the name ``window`` if one of them calls the function."""
-        parts = (
-            node
-            for clause in [
-                *tree.expressions,
-                *filter(None, map(tree.args.get, ("group", "having", "qualify", "order"))),
-            ]
-            for node in clause.walk(prune=lambda each: isinstance(each, exp.Select | exp.Subquery))
-        )
-        for node in filter(_is_window, parts):
+        for node in filter(_is_window, list_clause_nodes(tree)):
             names.lateral[WINDOW] = _make_tree_copier(self.read_expression(node, names, withs))
 
     def _resolve_subquery(self, node: Tree, names: QueryScope, withs: Any, first: Aliases | None) -> Tree | None:
@@ -284,8 +200,6 @@ class ClauseReader:
         if isinstance(node, CHANGING):
             remedy = "use a column or a literal instead"
             raise build_query_error(node, f"{shorten_tree_sql(node)} differs from call to call", remedy)
-        if isinstance(node, exp.Window) and node.this.expressions:
-            raise build_query_error(node, f"{shorten_tree_sql(node.this)} has arguments", "write row_number()")
         if isinstance(node, exp.Any | exp.All):
             raise build_query_error(
                 node, f"{shorten_tree_sql(node)} is not supported", "compare with (select max(...)) or min, or use IN"
@@ -320,7 +234,7 @@ class ClauseReader:
         """
         name = CALLED.get(node.name.lower(), node.name.lower())
         node.set("this", name)
-        if name in NAMES or (name == "row_number" and isinstance(node.parent, exp.Window)):
+        if name in NAMES or is_window_call(node):
             return
         try:
             find_function(name)
@@ -353,6 +267,7 @@ class ClauseReader:
         args = tree.args
         if args.get("where") is not None:
             out.where = self.read_conditions(args["where"].this, names, withs, "WHERE")
+        expand_named_windows(tree)
         self._declare_window(tree, names, withs)
         for each in tree.expressions:
             self._read_select_item(each, out, names, withs)
@@ -362,6 +277,8 @@ class ClauseReader:
         first = {name: _make_tree_copier(item) for name, item in zip(out.columns, out.items, strict=True)}
         if args.get("having") is not None:
             out.having = split_conjuncts(self.read_expression(args["having"].this, names, withs, first))
+            if any(each.find(exp.Window) for each in out.having):
+                raise build_query_error(args["having"], "HAVING has a window function", "write QUALIFY")
         if args.get("qualify") is not None:
             out.qualify = split_conjuncts(self.read_expression(args["qualify"].this, names, withs))
         self.read_order_and_limit(tree, out, names, withs)
@@ -412,7 +329,7 @@ class ClauseReader:
             made = self._find_item_by_number(each, out)
             groups.append((self.read_expression(each, names, withs) if made is None else made).unnest())
             if find_aggregates(groups[-1]) or list(groups[-1].find_all(SubqueryNode, exp.Window)):
-                found = f"GROUP BY {shorten_tree_sql(each)} has an aggregate or a subquery"
+                found = f"GROUP BY {shorten_tree_sql(each)} has an aggregate, a window function or a subquery"
                 raise build_query_error(each, found, "compute it in a subquery in FROM")
         return groups
 
@@ -447,12 +364,6 @@ class ClauseReader:
             out.order.append(Ordering(made.unnest(), write_order_direction(each)))
         out.limit = None if limit is None else _parse_count(limit, 1)
         out.offset = 0 if offset is None else _parse_count(offset, 0)
-
-
-def write_order_direction(ordered: Tree) -> str:
-    """Write the direction of an ORDER BY item, as in ``desc nulls last``."""
-    direction = "desc" if ordered.args.get("desc") else "asc"
-    return f"{direction} nulls {'first' if ordered.args.get('nulls_first') else 'last'}"
 
 
 def _parse_count(tree: Tree, least: int) -> int:

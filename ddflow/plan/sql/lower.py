@@ -1,7 +1,6 @@
 """Lower a resolved query to verbs of collections, including limits and ranks.
 
-Guarantees: the plan of a query uses only verbs that are also available in Python. LIMIT and ``row_number() <= k``
-become `top`, which keeps the first rows of each partition.
+Guarantees: the plan of a query uses only verbs that are also available in Python. LIMIT becomes `top`.
 
 >>> import ddflow as dd
 >>> people = dd.Flow().upserts("people", {"id": int, "n": int}, dd.Upsert(key="id"))
@@ -12,7 +11,7 @@ Project(m int64)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
@@ -22,7 +21,7 @@ from ddflow.errors import ExpressionError
 from ddflow.expressions import compile as compile_expression
 from ddflow.expressions.parse import Tree
 from ddflow.expressions.types import common_type, sql_name, working_type
-from ddflow.plan.sql.clauses import Subquery, find_aggregates, write_order_direction
+from ddflow.plan.sql.clauses import Subquery, find_aggregates
 from ddflow.plan.sql.query import (
     ASKED,
     ResolvedQuery,
@@ -35,8 +34,6 @@ from ddflow.plan.sql.query import (
     build_number,
     build_query_error,
     find_query_column_names,
-    quote_name,
-    replace_nodes,
     shorten_tree_sql,
     write_tree_sql,
 )
@@ -46,139 +43,11 @@ from ddflow.plan.sql.relation import (
     QueryVerbs,
     Relation,
     cast_if_needed,
-    find_free_name,
     group_rows,
 )
 from ddflow.plan.sql.subqueries import CorrelationColumns, SubqueryLowering
-from ddflow.plan.sql.tables import FromLowering, split_rank_bound
-
-Bounds = Mapping[int, tuple[int, bool]]
-"""For each rank column: the upper bound of the rank, and whether the query reads the column."""
-
-
-def keep_first_rows(
-    steps: QueryVerbs,
-    rows: Relation,
-    k: int,
-    by: Sequence[tuple[str, str]],
-    partition: Sequence[str],
-    offset: int = 0,
-    rank: str | None = None,
-) -> Relation:
-    """Keep the first k rows of each partition. ``by``: the order, as logical names with directions."""
-    order = [f"{quote_name(rows.names[each])} {direction}" for each, direction in by]
-    order = order or [f"{quote_name(rows.of.schema.names[0])} asc nulls first"]
-    told = ("top", k, *order, None, *partition, None, offset, rank)
-
-    of = steps.make_collection_once(
-        rows.of,
-        told,
-        lambda: rows.of.top(k, by=order, partition_by=list(partition), offset=offset, rank_name=rank),
-    )
-    return Relation(of, rows.names, rows.solid)
-
-
-class RankedRows:
-    """The rows of a query, limited to the first ranks.
-
-    ``columns``: the select list.  ``extra``: other columns of the result.  ``qualify``: the conditions of QUALIFY.
-    ``orders``: the items of ORDER BY.
-
-    >>> import ddflow as dd
-    >>> people = dd.Flow().upserts("people", {"id": int, "n": int}, dd.Upsert(key="id"))
-    >>> query = SelectQuery(["id"], set(), [build_column("p.id")])
-    >>> ranked = RankedRows(QueryVerbs(), query, [], [], [], [])
-    >>> rows, replace_window = ranked.keep_rows_up_to_rank(Relation(people, {"p.id": "id"}), {})
-    >>> rows.of is people, write_tree_sql(replace_window(build_column("p.id")))
-    (True, '`p.id`')
-    """
-
-    def __init__(
-        self,
-        steps: QueryVerbs,
-        query: SelectQuery,
-        columns: list[ProjectedColumn],
-        extra: Sequence[ProjectedColumn],
-        qualify: Sequence[Tree],
-        orders: Sequence[tuple[Tree, str]],
-    ) -> None:
-        self.steps, self.query, self.columns, self.extra = steps, query, columns, extra
-        self.qualify, self.orders = list(qualify), orders
-
-    def keep_rows_up_to_rank(self, rows: Relation, bounds: Bounds) -> tuple[Relation, Callable[[Tree], Tree]]:
-        """Keep the rows up to the rank bound.
-
-        Return the kept rows, and a function that replaces the window by the rank column.
-        """
-        trees = [*(each.tree for each in self.columns), *self.qualify, *(tree for tree, _ in self.orders)]
-        windows = {write_tree_sql(each): each for tree in trees for each in tree.find_all(exp.Window)}
-        if not windows:
-            if self.qualify:
-                found = f"QUALIFY {shorten_tree_sql(self.qualify[0])} has no window"
-                raise build_query_error(self.query.written, found, "write WHERE, or HAVING")
-            return rows, lambda tree: tree
-        (told, window), *others = windows.items()
-        k, left = split_rank_bound(self.qualify, told)
-        for index, (most, _) in bounds.items():
-            if write_tree_sql(self.columns[index].tree.unnest()) == told:
-                k = most if k is None else min(k, most)
-        if k is None or others:
-            found = f"{shorten_tree_sql(window)} {'next to another window' if others else 'without a bound'}"
-            remedy = "write it in a subquery, and row_number <= k in the outer WHERE, or in QUALIFY"
-            raise build_query_error(self.query.written if others else window, found, remedy)
-        if k < 1:
-            raise build_query_error(window, f"the bound of {shorten_tree_sql(window)} is {k}", "ranks begin with 1")
-        unasked = {i for i, (_, used) in bounds.items() if not used}
-        self.columns[:] = [each for i, each in enumerate(self.columns) if i not in unasked]
-        read = [*(each.tree for each in self.columns), *left, *(tree for tree, _ in self.orders)]
-        asked = any(write_tree_sql(part) == told for tree in read for part in tree.find_all(exp.Window))
-        rows = self._keep_first_rows(rows, window, k, read, asked)
-
-        def replace_window(tree: Tree) -> Tree:
-            return replace_nodes(tree, lambda node: build_column("rank") if write_tree_sql(node) == told else None)
-
-        return self.steps.filter_rows(rows, [replace_window(each) for each in left]), replace_window
-
-    def _keep_first_rows(self, rows: Relation, window: Tree, k: int, read: Sequence[Tree], asked: bool) -> Relation:
-        """Keep the first k rows of each partition. ``asked``: whether to add a column with the rank of each row."""
-        given = window.args.get("order")
-        if given is None or window.args.get("spec") is not None:
-            remedy = "write row_number() over (partition by ... order by ...)"
-            raise build_query_error(window, f"{shorten_tree_sql(window)} has no ORDER BY, or has a frame", remedy)
-        listed = [each for each in [*self.columns, *self.extra] if isinstance(each.tree, exp.Column)]
-        parts = [
-            ProjectedColumn(f"part {i}", shorten_tree_sql(each), each)
-            for i, each in enumerate(window.args.get("partition_by") or ())
-        ]
-        parts += [each._replace(logical=f"of {each.logical}") for each in self.extra]
-        orders = [
-            ProjectedColumn(f"by {i}", shorten_tree_sql(each.this), each.this)
-            for i, each in enumerate(given.expressions)
-        ]
-        asking = [part for tree in read for part in [tree, *(each.tree for each in self.extra)]]
-        others = sorted(
-            find_query_column_names(*(_replace_window_by_null(each, write_tree_sql(window)) for each in asking))
-        )
-        kept = [ProjectedColumn(each, rows.find_column_name(build_column(each)), build_column(each)) for each in others]
-        order = [each.tree.name for each in listed]
-        kept.sort(key=lambda each: order.index(each.logical) if each.logical in order else len(order))
-        every = [*kept, *parts, *orders]
-        known = {write_tree_sql(each.tree): each for each in reversed(every)}
-        made = self.steps.project_rows(rows, [each for each in every if known[write_tree_sql(each.tree)] is each])
-        names = {each.logical: made.names[known[write_tree_sql(each.tree)].logical] for each in every}
-        made = Relation(made.of, names, made.solid)
-        rank = find_free_name("row_number", made.of.schema.names) if asked else None
-        by = [
-            (each.logical, write_order_direction(order)) for each, order in zip(orders, given.expressions, strict=True)
-        ]
-        made = keep_first_rows(self.steps, made, k, by, [names[each.logical] for each in parts], rank=rank)
-        return made if rank is None else Relation(made.of, {**made.names, "rank": rank}, made.solid)
-
-
-def _replace_window_by_null(tree: Tree, told: str) -> Tree:
-    """Replace the window function in a tree by null, so that columns inside of the window are ignored."""
-    return replace_nodes(tree, lambda node: exp.null() if write_tree_sql(node) == told else None)
-
+from ddflow.plan.sql.tables import FromLowering
+from ddflow.plan.sql.windows import Bounds, WindowedRows
 
 _NOTHING: Final = CorrelationColumns()
 
@@ -285,13 +154,11 @@ class QueryLowering:
         for ordering in query.order:
             rows, tree = self._subqueries.join_subquery_columns(rows, over(ordering.tree))
             orders.append((tree, ordering.way))
-        rows, replace_window = RankedRows(self.steps, query, columns, extra, qualify, orders).keep_rows_up_to_rank(
-            rows, bounds
-        )
-        columns = [each._replace(tree=replace_window(each.tree)) for each in columns]
-        return self._lower_select_list(
-            query, rows, columns, extra, [(replace_window(tree), way) for tree, way in orders]
-        )
+        windowed = WindowedRows(self.steps, query, columns, extra, qualify, orders)
+        rows, replace_windows = windowed.compute_rows(rows, bounds)
+        columns = [each._replace(tree=replace_windows(each.tree)) for each in columns]
+        orders = [(replace_windows(tree), way) for tree, way in orders]
+        return self._lower_select_list(query, rows, columns, extra, orders)
 
     def _lower_from(self, query: SelectQuery, carry: CorrelationColumns, bounds: Bounds, used: set[str]) -> Relation:
         """Lower FROM and WHERE, and find the windows of time of each row."""
@@ -335,8 +202,8 @@ class QueryLowering:
         if query.distinct:
             rows = self.steps.distinct_rows(rows)
         if query.limit is not None:
-            rows = keep_first_rows(
-                self.steps, rows, query.limit, by, [rows.names[each.logical] for each in extra], query.offset
+            rows = self.steps.keep_first_rows(
+                rows, query.limit, by, [rows.names[each.logical] for each in extra], query.offset
             )
         return self.steps.drop_unused_columns(rows, {each.logical for each in [*columns, *extra]}) if hidden else rows
 

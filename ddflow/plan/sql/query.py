@@ -22,7 +22,7 @@ from sqlglot import exp
 
 from ddflow.columns.names import did_you_mean
 from ddflow.errors import ExpressionError, shorten
-from ddflow.expressions.parse import ExpressionDialect, Tree
+from ddflow.expressions.parse import CALL_SUFFIXES, ExpressionDialect, Tree
 
 ASKED: Final = "flow.sql"
 _PLAIN: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
@@ -115,6 +115,19 @@ def build_call(name: str, *arguments: Tree) -> Tree:
 def build_cast(tree: Tree, kind: str) -> Tree:
     """Build a cast to an SQL type."""
     return exp.Cast(this=tree.copy(), to=exp.DataType.build(kind, dialect="spark"))
+
+
+def write_order_direction(ordered: Tree) -> str:
+    """Write the direction of an ORDER BY item, as in ``desc nulls last``."""
+    direction = "desc" if ordered.args.get("desc") else "asc"
+    return f"{direction} nulls {'first' if ordered.args.get('nulls_first') else 'last'}"
+
+
+def is_window_call(node: Tree) -> bool:
+    """Tell whether a node is the function before OVER, with or without its FILTER and IGNORE NULLS."""
+    while isinstance(node.parent, CALL_SUFFIXES) and node.arg_key == "this":
+        node = node.parent
+    return isinstance(node.parent, exp.Window) and node.arg_key == "this"
 
 
 def find_query_column_names(*trees: Tree) -> set[str]:
@@ -274,12 +287,7 @@ class SelectQuery(ResolvedQuery):
 
         The answer is False for a query with groups, LIMIT, window functions or windows of time.
         """
-        return (
-            self.groups is None
-            and self.window is None
-            and self.limit is None
-            and not any(each.find(exp.Window) for each in self.list_trees_after_where())
-        )
+        return self.groups is None and self.window is None and self.limit is None and not self.list_windows()
 
     def list_trees_after_where(self) -> list[Tree]:
         """List the trees that are computed after WHERE."""
@@ -291,15 +299,24 @@ class SelectQuery(ResolvedQuery):
             *(each.tree for each in self.order),
         ]
 
+    def list_windows(self) -> dict[str, Tree]:
+        """List the distinct window functions by their SQL texts."""
+        trees = self.list_trees_after_where()
+        return {write_tree_sql(each): each for tree in trees for each in tree.find_all(exp.Window)}
+
     @property
     def is_row_by_row(self) -> bool:
         """Whether each result row is computed from one row of FROM."""
-        return self.groups is None and not self.distinct and self.limit is None and not self.qualify
+        whole = self.distinct or self.limit is not None or self.qualify or self.list_windows()
+        return self.groups is None and not whole
 
     @property
     def is_single_row(self) -> bool:
-        """Whether the query aggregates without groups, so that its result has one row."""
-        return self.groups == [] and not self.qualify and not self.offset
+        """Whether the query aggregates without groups, so that its result has one row.
+
+        The answer is False for a query with window functions.
+        """
+        return self.groups == [] and not self.qualify and not self.offset and not self.list_windows()
 
 
 @dataclass(eq=False)

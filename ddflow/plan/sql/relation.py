@@ -26,6 +26,7 @@ from ddflow.plan.sql.query import (
     build_number,
     build_query_error,
     find_query_column_names,
+    is_window_call,
     join_with_and,
     quote_name,
     replace_nodes,
@@ -218,6 +219,25 @@ class QueryVerbs:
         """Keep each row once."""
         return Relation(self.make_collection_once(rows.of, ("distinct",), rows.of.distinct), rows.names, rows.solid)
 
+    def keep_first_rows(
+        self,
+        rows: Relation,
+        k: int,
+        by: Sequence[tuple[str, str]],
+        partition: Sequence[str],
+        offset: int = 0,
+        rank: str | None = None,
+    ) -> Relation:
+        """Keep the first k rows of each partition. ``by``: the order, as logical names with directions."""
+        order = [f"{quote_name(rows.names[each])} {direction}" for each, direction in by]
+        order = order or [f"{quote_name(rows.of.schema.names[0])} asc nulls first"]
+        of = self.make_collection_once(
+            rows.of,
+            ("top", k, *order, None, *partition, None, offset, rank),
+            lambda: rows.of.top(k, by=order, partition_by=list(partition), offset=offset, rank_name=rank),
+        )
+        return Relation(of, rows.names, rows.solid)
+
     def join_rows(
         self,
         left: Relation,
@@ -392,7 +412,8 @@ class GroupedRows(NamedTuple):
 
         def replace_known(node: Tree) -> Tree | None:
             found = self.known.get(write_tree_sql(node)) if self.known else None
-            if found is None:
+            # The SQL of an ORDER BY item can equal the SQL of its expression.
+            if found is None or isinstance(node, exp.Ordered) or is_window_call(node):
                 return None
             none = _find_empty_aggregate_value(node) if empty else None
             return found.copy() if none is None else build_call("coalesce", found, none)

@@ -30,80 +30,9 @@ from ddflow.plan.sql.query import (
     SubqueryNode,
     TableLeaf,
     replace_nodes,
-    write_tree_sql,
 )
 from ddflow.plan.sql.relation import KeyPair, QueryVerbs, Relation
-
-_FLIPPED = {exp.GTE: exp.LTE, exp.GT: exp.LT, exp.EQ: exp.EQ}
-
-
-def is_unbounded_rank(query: SelectQuery, index: int) -> bool:
-    """Tell whether a column of a query is a ``row_number`` without a bound.
-
-    If so, the outer query must give a bound.
-    """
-    item = query.items[index].unnest()
-    if isinstance(item, exp.Window):
-        return not query.qualify
-    below = _find_source_column(query, item)
-    return below is not None and is_unbounded_rank(*below)
-
-
-def _find_source_column(query: SelectQuery, item: Tree) -> tuple[SelectQuery, int] | None:
-    """Trace a SELECT item back to a column of a subquery in FROM.
-
-    Return None if the item is computed and not only renamed.
-    """
-    leaf = query.source
-    if not query.is_row_by_row or not isinstance(leaf, TableLeaf) or not isinstance(leaf.of, SelectQuery):
-        return None
-    names = list(leaf.names.values())
-    if not isinstance(item, exp.Column) or item.name not in names:
-        return None
-    return leaf.of, names.index(item.name)
-
-
-def split_rank_bound(trees: list[Tree], rank: str) -> tuple[int | None, list[Tree]]:
-    """Find the smallest bound of a rank, and the remaining conditions.
-
-    ``rank``: the name of the rank column, or its SQL.
-
-    >>> from ddflow.expressions.parse import parse_expression
-    >>> below, other = parse_expression("rn < 4").tree, parse_expression("a = 1").tree
-    >>> split_rank_bound([below, other], "rn")[0], split_rank_bound([other], "rn")[0]
-    (3, None)
-    """
-    found = [(_parse_rank_bound(tree, rank), tree) for tree in trees]
-    bounds = [bound for bound, _ in found if bound is not None]
-    left = trees if len(bounds) > 1 else [tree for bound, tree in found if bound is None or not bound[1]]
-    return min((k for k, _ in bounds), default=None), list(left)
-
-
-def _parse_rank_bound(tree: Tree, rank: str) -> tuple[int, bool] | None:
-    """Return the k of ``rank <= k``, and whether the bound replaces the complete condition."""
-    if isinstance(tree, exp.Between):
-        high = _parse_integer(tree.args["high"])
-        return (high, False) if _is_rank(tree.this, rank) and high is not None else None
-    kind, one, other = type(tree), tree.args.get("this"), tree.args.get("expression")
-    if kind in _FLIPPED and isinstance(other, exp.Expression) and _is_rank(other, rank):
-        kind, one, other = _FLIPPED[kind], other, one
-    if kind not in (exp.LTE, exp.LT, exp.EQ) or not _is_rank(one, rank):
-        return None
-    k = _parse_integer(other)
-    if k is None:
-        return None
-    return (k - 1, True) if kind is exp.LT else (k, kind is exp.LTE or k == 1)
-
-
-def _is_rank(tree: Tree, rank: str) -> bool:
-    tree = tree.unnest()
-    return bool(tree.name == rank if isinstance(tree, exp.Column) else write_tree_sql(tree) == rank)
-
-
-def _parse_integer(tree: Tree) -> int | None:
-    tree = tree.unnest()
-    return int(tree.name) if isinstance(tree, exp.Literal) and tree.name.isdecimal() else None
-
+from ddflow.plan.sql.windows import is_unbounded_rank, split_rank_bound
 
 _KEEPS: Final = {"left": "left", "semi": "left", "anti": "left", "right": "right"}
 """For each kind of join: the side whose conditions can be applied before the join."""
