@@ -196,6 +196,7 @@ select x.status, c.name from (select c, status, row_number() over (partition by 
 -- tops of groups and joins
 select status, count(*) k from o group by status order by count(*) desc, status limit 1
 select status, count(*) k from o group by status order by k desc, 1 limit 2
+select status, count(*) k, row_number() over (order by count(*) desc, status) r from o group by status qualify r <= 2
 select * from (select *, row_number() over (partition by c order by s desc nulls last, st nulls first) rn from (select c, status st, sum(n) s from o group by c, status) y) z where rn <= 1
 select c.name, x.id from c join (select id, c cc, row_number() over (partition by c order by amount desc nulls last, id) rn from o) x on x.cc = c.id where x.rn <= 1
 select id, (select p.id from o p where p.c = o.c order by p.amount desc nulls last, p.id limit 1) as best from o
