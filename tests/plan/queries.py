@@ -1,7 +1,8 @@
 """Queries over three small tables, such that each rule of ``ddflow.plan.sql`` is met; DuckDB says what they give.
 
 They stand in ``queries.sql``, a line each, in sections: ``rowwise`` needs filter and project, ``distinct`` that too,
-``groups``, ``joins``, ``subqueries``, ``sets`` and ``tops`` more, and ``odd`` ones have any answer or are refused.
+``groups``, ``joins``, ``subqueries``, ``sets``, ``tops`` and ``windows`` more, and ``odd`` ones have any answer or are
+refused.
 Where DuckDB writes one in another way than Spark, its text stands behind ``||``. Columns may be null but for keys.
 """
 

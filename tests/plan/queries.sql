@@ -202,6 +202,57 @@ select c.name, x.id from c join (select id, c cc, row_number() over (partition b
 select id, (select p.id from o p where p.c = o.c order by p.amount desc nulls last, p.id limit 1) as best from o
 select id from o where n in (select p.n from o p where p.c = o.c order by p.id limit 1)
 
+-- windows
+select id, row_number() over (order by n, id) r from o
+select id, rank() over (partition by c order by n) r, dense_rank() over (partition by c order by n) d, sum(n) over (partition by c order by n) s from o
+select id, sum(n) over (partition by status) s, count(*) over () k, max(n + id) over (partition by c order by n desc) m from o
+select id, lag(n) over (order by id) a, lead(n, 2) over (order by id) b, lag(n, 1, -5) over (order by id) e, lead(n, 2, id) over (order by id) f from o
+select id, lag(n) ignore nulls over (order by id) a, lead(n, 1, 77) ignore nulls over (order by id) b from o || select id, lag(n ignore nulls) over (order by id) a, coalesce(lead(n ignore nulls) over (order by id), 77) b from o
+select id, percent_rank() over (order by n) p, cume_dist() over (order by n) q, ntile(3) over (order by id) t from o
+select id, first_value(n) over (partition by c order by id) f, last_value(n) over (partition by c order by id rows between unbounded preceding and unbounded following) l, nth_value(n, 2) over (partition by c order by id) m from o
+select id, avg(n) over (order by id rows between 2 preceding and 1 following) a, sum(n) over (order by n range between 1 preceding and current row) b, min(n) over (order by id rows 1 preceding) m from o
+select id, count(*) over (order by d range between interval 1 day preceding and interval 1 day following) k from o
+select id, count(*) over (order by n nulls last, id) k, count(*) over (order by n desc nulls first, id desc) l from o
+select id, 1 + sum(n + 1) filter (where n > 0) over (partition by upper(status), c order by d, id) / 2 q from o
+select n, row_number() over (order by n) r from o
+select c, sum(n) over (order by n, c rows 1 preceding) s from o
+select distinct c, count(*) over (partition by c) k from o
+select id, count(distinct c) over (partition by status) k, bool_or(n > 1) over (partition by status) b from o
+select id, row_number() over (partition by c order by id) r, row_number() over (order by id desc) q from o
+select id, row_number() over (order by id) r, r + 1 as s, case when rank() over (order by n) > 2 then 'x' else status end u from o
+select id, sum(n) over w a, max(n) over (w order by id) b, min(n) over v e from o window w as (partition by c), v as (w order by id rows 1 preceding)
+select id, rank() over (w) r, lag(id) over W p from o window w as (order by n, id)
+select id from o qualify rank() over (partition by c order by n desc) <= 2
+select id, n from o qualify sum(n) over (partition by c) > 2 and row_number() over (order by id) < 5
+select id, row_number() over (order by id) r from o qualify r > 2 and count(*) over () > 3
+select id from o order by rank() over (order by n desc nulls last, id) limit 3
+select status, sum(n) s, rank() over (order by sum(n) desc) r, sum(sum(n)) over () t from o group by status
+select status, c, n, sum(n) s, sum(n) over (partition by c) x from o group by status, c, n
+select status, count(*) k, rank() over (order by count(*) desc) r from o where n > 0 group by status having count(*) > 1
+select status, count(*) k from o group by status qualify rank() over (order by count(*) desc, status) <= 2
+select upper(status) u, avg(n) a, lag(avg(n)) over (order by upper(status)) p from o group by upper(status)
+select sum(count(*)) over () k, max(sum(n)) over () m from o
+select * from (select id, n, row_number() over (order by id) rn, lag(n) over (order by id) p from o) x where rn <= 3
+select * from (select id, rank() over (order by n) rn from o) x where rn <= 3
+select * from (select id, n, row_number() over (order by id) rn from o) x where rn > 2
+select rn, k from (select rn, count(*) over () k from (select id, row_number() over (order by id) rn from o) y) z where rn <= 2
+select * from (select id, n, row_number() over (order by id) rn from o order by n nulls first, id limit 4) x where rn <= 3
+select a.id, b.p from (select id, lag(n) over (order by id) p from o) a join (select id, lag(n) over (order by id) p from o) b on a.id = b.p
+with w as (select id, n, lag(n) over (order by id) p from o) select a.id, b.p from w a left join w b on a.id = b.p
+select n, row_number() over (partition by c order by id) r from o union all select n, count(*) over (order by n) from c
+select n from o except select first_value(n) over (order by id) from c
+select o.id, c.name, count(*) over (partition by c.city) k from o left join c on o.c = c.id
+select id, (select max(n) from o) - sum(n) over (order by id) z, sum((select max(a) from t where t.k = o.n)) over (order by id) y from o
+select id, rank() over (order by (select max(a) from t where t.k = o.n)) z from o
+select c.id, (select max(x) from (select sum(o.n) over (order by o.id) x, o.c k from o) q where q.k = c.id) m from c
+select id from c where exists (select rank() over (order by n) r from o where o.c = c.id qualify r = 2)
+select id, (select sum(n) over (order by id desc) s from o where o.c = c.id qualify row_number() over (order by id) = 1) m from c
+select id, (select sum(count(*)) over () from o where o.c = c.id) s from c
+select id, (select max(k) from (select o.c k, rank() over (order by n) r from o) q where q.r > c.n) m from c
+select id from c where id in (select first_value(c) over (partition by status order by id) from o)
+select id from c where n not in (select count(*) over (partition by n) from o where n > 1)
+select b, f, lag(f) over (partition by b order by k) p, sum(f) over (partition by b order by k rows between 1 preceding and 1 following) s from t
+
 -- odd
 select id from o limit 1, 2
 select id from o limit all

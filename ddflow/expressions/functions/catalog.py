@@ -96,10 +96,10 @@ def find_function(name: str) -> SqlFunction:
         )
         raise Refusal(f"there is no aggregate {lower}", f"{remedy}; {_KEPT}")
     if lower in _AGGREGATES or lower in _WINDOWS:
-        raise Refusal(
-            f"{lower} reads several rows, but an expression reads one row at a time",
-            f"write aggregates of groups in .agg() or in the select list of a query; {_KEPT}",
-        )
+        remedy = f"write aggregates of groups in .agg() or in the select list of a query; {_KEPT}"
+        if lower in _WINDOWS:
+            remedy = "write it in .over(), or with OVER in the select list of a query"
+        raise Refusal(f"{lower} reads several rows, but an expression reads one row at a time", remedy)
     if lower in _CHANGING:
         raise Refusal(f"{lower} differs from call to call", "pass the value as a column or a literal")
     if lower in _GENERATORS:

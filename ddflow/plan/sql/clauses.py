@@ -162,7 +162,8 @@ class ClauseReader:
             return self._resolve_subquery(node, names, withs, first)
 
         out = replace_nodes(tree, resolve_node)
-        for each in out.find_all(exp.Window):
+        windows = list(out.find_all(exp.Window))
+        for each in windows:
             check_window(each)
             self._check_distinct(each.this)
         for each in find_aggregates(out):
@@ -179,7 +180,7 @@ class ClauseReader:
                 raise build_query_error(
                     each, found, "compute it in a subquery in FROM of the outer query, and use its column here"
                 )
-        return replace_nodes(out, replace_default)
+        return replace_nodes(out, replace_default) if windows else out
 
     def _read_window(self, tree: Tree, names: QueryScope, withs: Any) -> Tree:
         """Read a call of the function ``window``, and return the column that it adds to the rows of FROM."""

@@ -27,6 +27,7 @@ from ddflow.plan.sql.query import (
     TableLeaf,
     build_call,
     build_column,
+    build_number,
     build_query_error,
     find_matching_name,
     quote_name,
@@ -74,11 +75,12 @@ def _expand_window(window: Tree, named: Mapping[str, Tree]) -> None:
     name = window.args["alias"].name
     found = find_matching_name(name, named)
     if found is None:
-        raise build_query_error(window, f"there is no window {name!r}", did_you_mean(name, named, "windows"))
+        remedy = did_you_mean(name, named, "windows") if named else f"add WINDOW {name} AS (...) to the query"
+        raise build_query_error(window, f"there is no window {name!r}", remedy)
     base, own = named[found].args, {each for each in _PARTS if window.args.get(each)}
     if "partition_by" in own or ("order" in own and base.get("order")) or (own and base.get("spec")):
-        remedy = "write all parts of the window in OVER"
-        raise build_query_error(window, f"the window {name!r} is given a part that it has, or cannot get", remedy)
+        remedy = "write all clauses of the window in OVER"
+        raise build_query_error(window, f"OVER repeats or changes a clause of the window {name!r}", remedy)
     for each in _PARTS:
         if each not in own and base.get(each):
             part = base[each]
@@ -87,7 +89,10 @@ def _expand_window(window: Tree, named: Mapping[str, Tree]) -> None:
 
 
 def check_window(window: Tree) -> None:
-    """Refuse a window function within another one.  Raises `ExpressionError`."""
+    """Refuse a window function within another one, and frames of GROUPS.  Raises `ExpressionError`."""
+    frame = window.args.get("spec")
+    if frame is not None and frame.args["kind"].upper() == "GROUPS":
+        raise build_query_error(window, f"{shorten_tree_sql(window)} has a frame of GROUPS", "use ROWS or RANGE")
     if len(list(window.find_all(exp.Window))) > 1:
         found = f"{shorten_tree_sql(window)} has a window function within a window function"
         raise build_query_error(window, found, "compute the inner one in a subquery in FROM")
@@ -289,7 +294,7 @@ class WindowedRows:
         parts = [each._replace(logical=f"of {each.logical}") for each in self.extra]
         for group in groups:
             parts += [*group.parts, *(each for each, _ in group.orders)]
-        every = [*kept, *parts]
+        every = [*kept, *parts] or [ProjectedColumn("any", "any", build_number(1))]
         known = {write_tree_sql(each.tree): each for each in reversed(every)}
         made = self.steps.project_rows(rows, [each for each in every if known[write_tree_sql(each.tree)] is each])
         names = {each.logical: made.names[known[write_tree_sql(each.tree)].logical] for each in every}
