@@ -3,8 +3,8 @@
 What differs from how they are published: bids have an ``id`` of their own, because upserts have a key; a rank is a
 ``row_number``, whose order is completed by the id; windows of time (5, 7, 8) are a number computed from the
 time; and ``count_char`` of query 14 is a difference of lengths. Query 13 joins what a side table has at the time of a
-bid: the verb ``lookup`` does that (see ``test_nexmark``), and SQL has no word for it. Query 6 needs a window over rows
-before a row, 10 is a sink, 11 and 12 have windows by session and by the clock of the machine.
+bid: the verb ``lookup`` does that (see ``test_nexmark``), and SQL has no word for it. Query 10 is a sink, 11 and 12
+have windows by session and by the clock of the machine.
 """
 
 from __future__ import annotations
@@ -68,6 +68,15 @@ with slot as (select auction, {SECONDS} div 2 as slot from bid),
   counted as (select auction, hop, count(*) as num from hop group by auction, hop)
 select c.auction, c.num, c.hop
 from counted c join (select hop, max(num) as most from counted group by hop) m on c.hop = m.hop and c.num >= m.most
+""",
+    6: """
+select seller, avg(price) over (partition by seller order by at, id rows between 10 preceding and current row) as average
+from (
+  select a.id, a.seller, b.price, b.at,
+    row_number() over (partition by a.id order by b.price desc, b.at asc, b.id asc) as rn
+  from auction a, bid b
+  where a.id = b.auction and b.at between a.at and a.expires) q
+where rn <= 1
 """,
     7: f"""
 with slotted as (select auction, price, bidder, at, extra, {SECONDS} div 10 as slot from bid)

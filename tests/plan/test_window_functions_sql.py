@@ -8,6 +8,7 @@ from collections import Counter
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from chance import seeded
 from messages import raises
@@ -51,7 +52,7 @@ def test_windows_in_hold_back_mode_give_what_duckdb_gives_at_each_time(query: tu
         engine.push({name: table.slice(9) for name, table in mixed.items()})
         out = pa.concat_tables([engine.advance_to(until)["out"] for until in (1, 4, dd.CLOSED)])
     for time, rows in enumerate(wanted):
-        assert rows_of(out.filter(pa.compute.field("_time") <= time)) == rows, time
+        assert rows_of(out.filter(pc.field("_time") <= time)) == rows, time
 
 
 def shuffled(chance: random.Random, table: pa.Table) -> pa.Table:
