@@ -70,7 +70,8 @@ select c.auction, c.num, c.hop
 from counted c join (select hop, max(num) as most from counted group by hop) m on c.hop = m.hop and c.num >= m.most
 """,
     6: """
-select seller, avg(price) over (partition by seller order by at, id rows between 10 preceding and current row) as average
+select seller,
+  avg(price) over (partition by seller order by at, id rows between 10 preceding and current row) as average
 from (
   select a.id, a.seller, b.price, b.at,
     row_number() over (partition by a.id order by b.price desc, b.at asc, b.id asc) as rn

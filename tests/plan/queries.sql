@@ -231,6 +231,12 @@ select status, c, n, sum(n) s, sum(n) over (partition by c) x from o group by st
 select status, count(*) k, rank() over (order by count(*) desc) r from o where n > 0 group by status having count(*) > 1
 select status, count(*) k from o group by status qualify rank() over (order by count(*) desc, status) <= 2
 select upper(status) u, avg(n) a, lag(avg(n)) over (order by upper(status)) p from o group by upper(status)
+select status, c, sum(n) s, count(*) over (partition by c) x from o group by all || select status, c, sum(n) s, count(*) over (partition by c) x from o group by status, c
+select o.id, count(*) over (partition by o.id) k, (select count(*) from t where t.a = o.n) m from o join t on t.a = o.n
+select id, n from o qualify exists (select 1 from t where t.a = o.n) and rank() over (order by id) > 1
+select a, sum(b) over (partition by a order by b) s from (values (1, 2), (1, 3), (1, 3)) v(a, b)
+select upper(status) u, sum(n) s, rank() over (order by u, sum(n)) r from o group by u
+select id, n as z, rank() over (order by z desc) r from o
 select sum(count(*)) over () k, max(sum(n)) over () m from o
 select * from (select id, n, row_number() over (order by id) rn, lag(n) over (order by id) p from o) x where rn <= 3
 select * from (select id, rank() over (order by n) rn from o) x where rn <= 3

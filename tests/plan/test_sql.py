@@ -173,9 +173,30 @@ def test_odd_clauses_have_an_answer_or_a_refusal(query: str) -> None:
 @pytest.mark.drawn(300)
 def test_queries_with_parts_of_others_have_an_answer_or_a_refusal() -> None:
     chance = random.Random(7)
-    sections = ("rowwise", "distinct", "groups", "joins", "subqueries", "sets", "tops", "tops of groups and joins")
+    sections = (
+        "rowwise",
+        "distinct",
+        "groups",
+        "joins",
+        "subqueries",
+        "sets",
+        "tops",
+        "tops of groups and joins",
+        "windows",
+    )
     trees = [parse_query(query) for query, _ in listed(*sections)]
-    kinds = (exp.Query, exp.Table, exp.Join, exp.Condition, exp.Where, exp.Group, exp.Having, exp.Order, exp.Limit)
+    kinds = (
+        exp.Window,
+        exp.Query,
+        exp.Table,
+        exp.Join,
+        exp.Condition,
+        exp.Where,
+        exp.Group,
+        exp.Having,
+        exp.Order,
+        exp.Limit,
+    )
     parts = {kind: [node for tree in trees for node in tree.walk() if isinstance(node, kind)] for kind in kinds}
     for _ in range(300):
         tree = chance.choice(trees).copy()

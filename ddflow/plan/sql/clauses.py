@@ -213,6 +213,9 @@ class ClauseReader:
             operands = node.this.unnest()
             given = operands.expressions if isinstance(operands, exp.Tuple) else [node.this]
             read = [self.read_expression(each, names, withs, first) for each in given]
+            if any(each.find(exp.Window) for each in read):
+                found = f"{shorten_tree_sql(node.this)} is a window function, compared with a subquery"
+                raise build_query_error(node.this, found, "compute the window function in a subquery in FROM")
             return self._read_subquery("in", node.args["query"], read, names, withs)
         if isinstance(node, exp.Subquery | exp.Select):
             return self._read_subquery("scalar", node, [], names, withs)
@@ -320,7 +323,7 @@ class ClauseReader:
         A group is an expression, or the name or position of a column of the select list.
         """
         if tree.args.get("all"):
-            return [each for each in out.items if not find_aggregates(each)]
+            return [each for each in out.items if not find_aggregates(each) and each.find(exp.Window) is None]
         groups = list[Tree]()
         for each in tree.expressions:
             if isinstance(each, exp.Rollup | exp.Cube | exp.GroupingSets):

@@ -87,8 +87,8 @@ class Relation:
             raise build_query_error(tree, found, "add it to GROUP BY, or write min(...) or max(...)")
         return self.names[tree.name]
 
-    def write_sql(self, tree: Tree) -> str:
-        """Write a tree as SQL over the collection."""
+    def write_call_sql(self, tree: Tree) -> str:
+        """Write a call as SQL over the collection, for a verb that reads calls."""
 
         def name_column(node: Tree) -> Tree | None:
             if not isinstance(node, exp.Column):
@@ -96,7 +96,11 @@ class Relation:
             name = self.find_column_name(node)
             return exp.Column(this=exp.Identifier(this=name, quoted=quote_name(name) != name))
 
-        told = write_tree_sql(replace_nodes(tree, name_column))
+        return write_tree_sql(replace_nodes(tree, name_column))
+
+    def write_sql(self, tree: Tree) -> str:
+        """Write a tree as SQL over the collection, for a verb that reads names of columns and expressions."""
+        told = self.write_call_sql(tree)
         # The brackets are needed for SQL such as 0. Without brackets, a verb would read 0 as a column with the name 0.
         return f"({told})" if not isinstance(tree, exp.Column) and told in self.of.schema.names else told
 
@@ -458,7 +462,7 @@ def group_rows(
     for key, each in found.items():
         name = find_free_name(names.get(key, shorten_tree_sql(each)), [*by, *told])
         logical = steps.make_unique_name(key)
-        made[logical], told[name], known[key] = name, rows.write_sql(each), build_column(logical)
+        made[logical], told[name], known[key] = name, rows.write_call_sql(each), build_column(logical)
     of = steps.make_collection_once(
         rows.of, ("agg", *by, None, *told.items()), lambda: (rows.of.group_by(*by) if by else rows.of).agg(**told)
     )

@@ -322,7 +322,7 @@ class WindowedRows:
             known[told] = self.steps.make_unique_name("window")
             frame = window.args.get("spec")
             call = window.this if frame is None else exp.Window(this=window.this.copy(), spec=frame.copy())
-            made[known[told]], calls[name] = name, rows.write_sql(call)
+            made[known[told]], calls[name] = name, rows.write_call_sql(call)
         try:
             of = self._apply_over(rows, partition, order, calls)
         except ExpressionError:
