@@ -222,7 +222,7 @@ class Node:
                 its = [self._named(row) for row in rows]
                 keys = [[rank(row[name]) for name in named] for row in its]
                 values = None
-                if len(ways) == 1:
+                if len(ways) == 1 and not any(isinstance(row[named[0]], str) for row in its):
                     signs = [row[named[0]] for row in its]
                     values = [each if each is None or not ways[0][1] else -each for each in signs]
                 for i, row in enumerate(rows):

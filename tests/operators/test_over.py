@@ -188,12 +188,12 @@ def test_large_partitions_beside_duckdb(
     for module in (over, marks):
         monkeypatch.setattr(module, "STRIDE", 16)
     draw, store = seeded("over", medium, name), MemoryStore()
-    columns = {"id": pa.int64(), "g": pa.int64(), "at": pa.int64(), "v": pa.int64(), "gone": pa.bool_()}
+    columns = {"id": pa.int64(), "g": pa.int64(), "pos": pa.int64(), "v": pa.int64(), "gone": pa.bool_()}
 
     def flow() -> dd.Flow:
         made = dd.Flow()
         rows = made.upserts("rows", columns, dd.Upsert("id", delete=dd.tombstone("gone")))
-        made.output("out", rows.over("g", "at", f=CASES[name]))
+        made.output("out", rows.over("g", "pos", f=CASES[name]))
         return made
 
     options = {"memory": MEMORY, "spill": tmp_path} if medium == "files" else {}
@@ -201,8 +201,8 @@ def test_large_partitions_beside_duckdb(
     held: dict[int, Any] = {}
     added = Counter[Any]()
     call, _, frame = CASES[name].partition(" over (")
-    order = "at nulls first" if "range" in frame or call == "dense_rank()" else "at nulls first, id, v"
-    sql = f"select id, g, at, v, {call} over (partition by g order by {order} {frame or ')'} from held"
+    order = "pos nulls first" if "range" in frame or call == "dense_rank()" else "pos nulls first, id, v"
+    sql = f"select id, g, pos, v, {call} over (partition by g order by {order} {frame or ')'} from held"
     with duckdb.connect() as witness:
         for time in range(7):
             if medium == "reopened" and time > 3:

@@ -380,6 +380,8 @@ def parse_call(name: str, text: Any, schema: pa.Schema, order: Sequence[OrderCol
     if aggregate.function == "array_agg" or aggregate.distinct:
         if len(aggregate.arguments) != 1 or aggregate.order or aggregate.ignores_nulls:
             raise empty.refuse("it has several arguments, an ORDER BY or IGNORE NULLS", "omit them")
+        if aggregate.distinct and aggregate.function != "count":
+            raise empty.refuse(f"{aggregate.function} does not accept DISTINCT", "omit DISTINCT")
         return CollectedCall(name, text, aggregate, frame, schema)
     return FoldCall(name, text, FUNCTIONS[aggregate.function](aggregate, schema), frame)
 

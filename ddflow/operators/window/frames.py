@@ -210,6 +210,7 @@ def parse_frame(name: str, spec: Any, ordered: bool) -> Frame:
     same = begin.distance and end.distance and begin.side == end.side
     lengths = [measure_distance(each.distance) for each in (begin, end)] if same else [0, 0]
     crossed = None not in lengths and begin.side * lengths[0] > end.side * lengths[1]
+    crossed |= begin.rows is not None and end.rows is not None and begin.rows > end.rows
     if begin == END or end == START or begin.side > end.side or crossed:
         raise _refuse(name, "a frame that ends before it begins", "write the earlier bound first")
     return Frame(unit, begin, end)
