@@ -82,13 +82,10 @@ class Call:
         same = keys[j] == keys[at]
 
         def within(bound: int | None, way: int) -> bool:
-            if bound is None or (bound == 0 and (same or (j - at) * way > 0)):
+            if bound is None:
                 return True
-            if bound == 0:
-                return False
-            assert values is not None
-            if values[at] is None or values[j] is None:
-                return bool(same)
+            if bound == 0 or values is None or values[at] is None or values[j] is None:
+                return bool(same or (j - at) * way > 0)
             return bool((values[j] - values[at] - bound) * way >= 0)
 
         return within(begin, 1) and within(end, -1)
