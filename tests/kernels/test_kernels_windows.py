@@ -59,7 +59,7 @@ def test_windows_reach_from_boundary_to_boundary(runs: list[list[Any]], asked: s
     ranges = np.empty((len(groups), 2 * parts.shape[0]), np.int64)
     find_group_ranges(step, parts, batches, ranges)
     firsts, windows = np.empty(len(places) + 1, np.int64), np.empty((len(places), 2 * parts.shape[0]), np.int64)
-    n = find_windows(step, StoredGroups(parts[:, 0].copy(), ranges, batches), np.int64(1), firsts, windows)
+    n = find_windows(step, StoredGroups(parts[:, 0].copy(), ranges, batches), np.int64(1), np.int64(0), firsts, windows)
     every, window = add_up(runs, 10, one_time=False), 0
     for group in groups:
         rows = [row for row in every if row[:2] == group]

@@ -24,8 +24,7 @@ from window_rules import NUMBERS, Call
 
 import ddflow as dd
 from ddflow.errors import AggregateOverflow, ExpressionError, NegativeMultiplicity, SpecError, TooLarge
-from ddflow.operators import over
-from ddflow.operators.window import marks
+from ddflow.operators.window import marks, running
 from ddflow.plan.text.codec import compute_node_id, describe_plan, format_node, rebuild_plan
 from ddflow.storage.memory import MemoryStore
 
@@ -83,9 +82,9 @@ def tolds(draw: Any) -> dict[str, Any]:
 @pytest.fixture(params=[(1, 1), (2, 7), (512, 1 << 20)])
 def sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """The distance of marks, and the number of places that are computed together."""
-    for module in (over, marks):
+    for module in (running, marks):
         monkeypatch.setattr(module, "STRIDE", request.param[0])
-    monkeypatch.setattr(over, "MOST_LISTED", request.param[1])
+    monkeypatch.setattr(running, "MOST_LISTED", request.param[1])
 
 
 def add_output(flow: dd.Flow, rows: Any, told: dict[str, Any]) -> None:
@@ -185,7 +184,7 @@ CASES = {
 def test_large_partitions_beside_duckdb(
     medium: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (over, marks):
+    for module in (running, marks):
         monkeypatch.setattr(module, "STRIDE", 16)
     draw, store = seeded("over", medium, name), MemoryStore()
     columns = {"id": pa.int64(), "g": pa.int64(), "pos": pa.int64(), "v": pa.int64(), "gone": pa.bool_()}
@@ -237,15 +236,15 @@ def test_a_step_at_the_end_reads_few_rows() -> None:
     for name, text in {**named, "rank": "rank()", "total": "sum(v)"}.items():
         flow.output(name, rows.over(order_by="at", f=text))
     looked: list[int] = []
-    collect = over.RunningOver._collect_rows
+    collect = running.RunningOver._collect_rows
     with pytest.MonkeyPatch.context() as patch, flow.open() as engine:
 
-        def watch(self: over.RunningOver, *told: Any, **more: Any) -> Any:
+        def watch(self: running.RunningOver, *told: Any, **more: Any) -> Any:
             found = collect(self, *told, **more)
             looked.append(found.references.size)
             return found
 
-        patch.setattr(over.RunningOver, "_collect_rows", watch)
+        patch.setattr(running.RunningOver, "_collect_rows", watch)
         n = pa.array(range(20_000))
         engine.step({"rows": pa.table({"id": n, "at": n, "v": n})}, 0)
         for time, (key, most) in enumerate([(19_999, 20_002), (19_990, 600), (20_500, 600), (20_501, 600)], 1):

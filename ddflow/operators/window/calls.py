@@ -1,16 +1,15 @@
-"""Parse the calls of window functions, and compute their results for places.
+"""Compute the results of window functions for places.
 
-A call is SQL such as ``lag(x, 2)`` or ``sum(x) over (rows 3 preceding)``. There are four kinds: ranks, functions that
-pick a value of one place, aggregates that are computed from states, and aggregates that need all values of a frame.
+There are four kinds of calls: ranks, functions that pick a value of one place, aggregates that are computed from
+states, and aggregates that need all values of a frame.
 
->>> schema = pa.schema({"x": pa.int64()})
->>> call = parse_call("before", "lag(x)", schema, [OrderColumn("x", False, True)])
->>> call.type, call.reach
-(DataType(int64), Reach(near=1, value=0, tail=False, whole=False))
+>>> call = NumberCall("place", "rank()", "rank", 1)
+>>> places = Places(np.array([0, 1, 2]), np.array([0, 3]), np.array([0, 0, 1]))
+>>> call.compute(places, Arguments({}, None, Secret(1, 2)), None).take(np.arange(3)).to_pylist()
+[1, 1, 3]
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from difflib import get_close_matches
 from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
@@ -25,18 +24,15 @@ from ddflow.errors import AggregateOverflow, ExpressionError, TooLarge, shorten
 from ddflow.expressions import Expression, compile as compile_expression
 from ddflow.kernels.frames import count_frame_values, find_frame_extremes
 from ddflow.operators.aggregates.parts import UpdatesByCell, ValueOverflow
-from ddflow.operators.aggregates.results import FUNCTIONS, FoldedAggregate
-from ddflow.operators.window.frames import HERE, START, Frame, RangeOrder, Reach, parse_frame
+from ddflow.operators.aggregates.results import FoldedAggregate
+from ddflow.operators.window.frames import HERE, START, RangeOrder, Reach, WindowFrame
 from ddflow.operators.window.places import Places, list_ranges
-from ddflow.plan.aggregates import CALLED, NAMES, AggregateCall, parse_aggregate
-from ddflow.plan.verbs.family import ALIKE
+from ddflow.plan.aggregates import AggregateCall
 
 LIMIT: Final = 10_000
 """The maximum number of places in a frame from which an aggregate needs all values."""
 NUMBERS: Final = ("row_number", "rank", "dense_rank", "percent_rank", "cume_dist", "ntile")
-PICKS: Final = ("lag", "lead", "first", "last", "nth_value", "min", "max")
 _SHARES: Final = ("percent_rank", "cume_dist")
-_MOST: Final = 2**31 - 1
 
 
 class Arguments(NamedTuple):
@@ -77,7 +73,7 @@ class WindowCall:
     nullable = True
     ordered = True
 
-    def __init__(self, name: str, text: str, frame: Frame) -> None:
+    def __init__(self, name: str, text: str, frame: WindowFrame) -> None:
         self.name, self.text, self.frame = name, text, frame
         self.arguments: dict[str, Expression] = {}
         self.reach = frame.reach
@@ -107,7 +103,7 @@ class NumberCall(WindowCall):
     nullable = False
 
     def __init__(self, name: str, text: str, function: str, buckets: int) -> None:
-        super().__init__(name, text, Frame("range", START, HERE))
+        super().__init__(name, text, WindowFrame("range", START, HERE))
         self.function, self.buckets = function, buckets
         self.type = pa.float64() if function in _SHARES else pa.int64()
         self.ordered = function in ("row_number", "ntile")
@@ -134,10 +130,22 @@ class NumberCall(WindowCall):
         return np.where(at < large, at // (small + 1), more + (at - large) // np.maximum(small, 1)) + 1
 
 
+class ParsedCall(NamedTuple):
+    """A parsed call of a function that picks a value.
+
+    ``number``: the signed distance of lag and lead, or the number of rows before the one of nth_value, else 0.
+    """
+
+    function: str
+    arguments: Sequence[str]
+    number: int
+    skips: bool
+
+
 class PickCall(WindowCall):
     """A function whose result is the value of an argument at one place of the frame."""
 
-    def __init__(self, name: str, text: str, of: "ParsedCall", frame: Frame, schema: pa.Schema) -> None:
+    def __init__(self, name: str, text: str, of: "ParsedCall", frame: WindowFrame, schema: pa.Schema) -> None:
         super().__init__(name, text, frame)
         self.function, self.number, self.skips = of.function, of.number, of.skips
         (self.argument,) = of.arguments
@@ -198,7 +206,7 @@ class PickCall(WindowCall):
 class FoldCall(WindowCall):
     """An aggregate that is computed from states, which a place that leaves the frame changes as one that enters."""
 
-    def __init__(self, name: str, text: str, of: FoldedAggregate, frame: Frame) -> None:
+    def __init__(self, name: str, text: str, of: FoldedAggregate, frame: WindowFrame) -> None:
         super().__init__(name, text, frame)
         self.of, self.type, self.nullable = of, of.type, of.nullable
         self.arguments = of.arguments
@@ -239,7 +247,7 @@ class FoldCall(WindowCall):
 class CollectedCall(WindowCall):
     """An aggregate that needs all values of its frame: array_agg, or the number of distinct values."""
 
-    def __init__(self, name: str, text: str, of: AggregateCall, frame: Frame, schema: pa.Schema) -> None:
+    def __init__(self, name: str, text: str, of: AggregateCall, frame: WindowFrame, schema: pa.Schema) -> None:
         super().__init__(name, text, frame)
         self.function, (self.argument,) = of.function, of.arguments
         kind = self.add_argument(self.argument, schema)
@@ -321,113 +329,3 @@ def list_frame_changes(places: Places, begin: Ints, end: Ints) -> FrameChanges:
     diffs = np.ones(moved.size, np.int64)
     diffs[int(into.sum()) :] = -1
     return FrameChanges(np.cumsum(changed) - 1, first, fresh, cells, moved, diffs)
-
-
-class ParsedCall(NamedTuple):
-    """A parsed call of a function that picks a value.
-
-    ``number``: the signed distance of lag and lead, or the number of rows before the one of nth_value, else 0.
-    """
-
-    function: str
-    arguments: Sequence[str]
-    number: int
-    skips: bool
-
-
-def parse_call(name: str, text: Any, schema: pa.Schema, order: Sequence[OrderColumn]) -> WindowCall:
-    """Parse a call of a window function and bind it to the columns of a schema.  O(text).  Raises `ExpressionError`."""
-    from sqlglot import exp  # imported here because it loads slowly
-
-    from ddflow.expressions.node import Refusal
-    from ddflow.expressions.parse import parse_expression, strip_call_suffixes
-
-    empty = WindowCall(name, str(text), Frame("range", START, HERE))
-    if not isinstance(text, str):
-        raise empty.refuse(f"it is {type(text).__name__}", "write SQL, as in place='row_number()'")
-    try:
-        parsed = parse_expression(text)
-        parsed.check_quoted_texts(schema.names)
-    except Refusal as refusal:
-        raise empty.refuse(refusal.found, refusal.fix) from refusal
-    tree, spec = parsed.tree, None
-    if isinstance(tree, exp.Window):
-        if any(tree.args.get(each) for each in ("partition_by", "order", "alias")):
-            raise empty.refuse("its OVER names a partition or an order", "pass partition_by= and order_by=")
-        tree, spec = tree.this, tree.args.get("spec")
-    call = strip_call_suffixes(tree)
-    if not isinstance(call, exp.Anonymous):
-        raise empty.refuse("it is not a call of a window function", "write one call for each column, as in 'rank()'")
-    function = CALLED.get(call.name.lower(), call.name.lower())
-    known = sorted({*NUMBERS, *PICKS, *NAMES})
-    if function not in known:
-        near = [f"did you mean {each}? " for each in get_close_matches(function, known, 1, ALIKE)]
-        raise empty.refuse(f"there is no window function {call.name!r}", f"{''.join(near)}they are {', '.join(known)}")
-    if (function in NUMBERS or function in ("lag", "lead")) and not order:
-        raise empty.refuse("it needs an order", "pass order_by=, or write ORDER BY in OVER (...)")
-    if spec is not None and (function in NUMBERS or function in ("lag", "lead")):
-        raise empty.refuse(f"{function} does not accept a frame", "omit ROWS or RANGE")
-    frame = parse_frame(name, spec, bool(order))
-    if function in NUMBERS:
-        buckets = _read_whole_number(empty, call.expressions, 0) if function == "ntile" else 1
-        if len(call.expressions) != (function == "ntile") or tree is not call:
-            found = f"{function} has {len(call.expressions)} arguments, or a FILTER"
-            raise empty.refuse(found, "write ntile(4)" if function == "ntile" else f"write {function}()")
-        return NumberCall(name, text, function, buckets)
-    if function in PICKS:
-        return PickCall(name, text, _parse_pick(empty, function, tree, call), frame, schema)
-    aggregate = parse_aggregate(name, _write_sql(tree), schema.names)
-    if aggregate.function == "array_agg" or aggregate.distinct:
-        if len(aggregate.arguments) != 1 or aggregate.order or aggregate.ignores_nulls:
-            raise empty.refuse("it has several arguments, an ORDER BY or IGNORE NULLS", "omit them")
-        if aggregate.distinct and aggregate.function != "count":
-            raise empty.refuse(f"{aggregate.function} does not accept DISTINCT", "omit DISTINCT")
-        return CollectedCall(name, text, aggregate, frame, schema)
-    return FoldCall(name, text, FUNCTIONS[aggregate.function](aggregate, schema), frame)
-
-
-def _parse_pick(empty: WindowCall, function: str, tree: Any, call: Any) -> ParsedCall:
-    """Parse the arguments of a function that picks a value."""
-    from sqlglot import exp
-
-    given, skips = list(call.expressions), False
-    if function in ("min", "max"):
-        aggregate = parse_aggregate(empty.name, _write_sql(tree))
-        return ParsedCall(function, aggregate.arguments, 0, False)
-    while tree is not call:
-        if isinstance(tree, exp.Filter):
-            raise empty.refuse(f"{function} does not accept FILTER", "omit it, or use CASE WHEN in the argument")
-        skips, tree = skips or isinstance(tree, exp.IgnoreNulls), tree.this
-    if given and isinstance(given[0], exp.IgnoreNulls | exp.RespectNulls):
-        skips, given[0] = isinstance(given[0], exp.IgnoreNulls), given[0].this
-    if function in ("first", "last") and len(given) == 2 and isinstance(given[1], exp.Boolean):
-        skips = bool(given.pop().this)
-    most = 1 if function in ("first", "last") else 2
-    least = 2 if function == "nth_value" else 1
-    if not least <= len(given) <= most:
-        raise empty.refuse(f"{function} has {len(given)} arguments", f"write {function}(x{', 2' if most == 2 else ''})")
-    number = 0
-    if function in ("lag", "lead"):
-        number = _read_whole_number(empty, given, 1, least=-_MOST) if len(given) == 2 else 1
-        number = -number if function == "lag" else number
-    elif function == "nth_value":
-        number = _read_whole_number(empty, given, 1) - 1
-    return ParsedCall(function, [_write_sql(given[0])], number, skips)
-
-
-def _read_whole_number(empty: WindowCall, given: Sequence[Any], at: int, least: int = 1) -> int:
-    """Read an argument that must be a whole number."""
-    text = _write_sql(given[at]) if at < len(given) else ""
-    try:
-        value = int(text)
-    except ValueError:
-        value = least - 1
-    if not least <= value <= _MOST:
-        raise empty.refuse(f"its argument {text or 'is missing'}", f"use a whole number from {least:,} to {_MOST:,}")
-    return value
-
-
-def _write_sql(tree: Any) -> str:
-    from ddflow.expressions.parse import ExpressionDialect
-
-    return str(tree.sql(dialect=ExpressionDialect, normalize_functions=False))

@@ -5,7 +5,7 @@ includes the rows whose value in the only order column is at most this distance 
 
 >>> frame = parse_frame("s", None, ordered=True)
 >>> frame, frame.reach.tail
-(Frame(unit='range', begin=Bound(side=-1, distance='', rows=None), end=Bound(side=0, distance='', rows=0)), True)
+(WindowFrame(unit='range', begin=Bound(side=-1, distance='', rows=None), end=Bound(side=0, distance='', rows=0)), True)
 """
 
 from typing import Any, Final, NamedTuple
@@ -67,7 +67,7 @@ class Bound(NamedTuple):
 START, HERE, END = Bound(-1, "", None), Bound(0), Bound(1, "", None)
 
 
-class Frame(NamedTuple):
+class WindowFrame(NamedTuple):
     """A frame.  ``unit``: "rows" or "range"."""
 
     unit: str
@@ -158,7 +158,7 @@ class RangeOrder:
             return -int(-value // 1)
         return -int(-value * 1000 // (_DAY if pat.is_date32(self.kind) else _UNITS[getattr(self.kind, "unit", "ms")]))
 
-    def measure_reach(self, frame: Frame) -> Reach:
+    def measure_reach(self, frame: WindowFrame) -> Reach:
         """Measure the reach of a frame by value."""
         if frame.end.unbounded:
             return Reach(whole=True)
@@ -194,10 +194,10 @@ def measure_distance(text: str) -> Any:
     return value.cast(pa.int64()).as_py() if pat.is_duration(value.type) else value.as_py()
 
 
-def parse_frame(name: str, spec: Any, ordered: bool) -> Frame:
+def parse_frame(name: str, spec: Any, ordered: bool) -> WindowFrame:
     """Parse a frame. ``spec``: a sqlglot WindowSpec, or None for the default frame.  Raises `ExpressionError`."""
     if spec is None:
-        return Frame("range", START, HERE if ordered else END)
+        return WindowFrame("range", START, HERE if ordered else END)
     unit = str(spec.args.get("kind") or "").lower()
     if spec.args.get("exclude") is not None:
         raise _refuse(name, "EXCLUDE", "omit it; a frame has all of its rows")
@@ -213,7 +213,7 @@ def parse_frame(name: str, spec: Any, ordered: bool) -> Frame:
     crossed |= begin.rows is not None and end.rows is not None and begin.rows > end.rows
     if begin == END or end == START or begin.side > end.side or crossed:
         raise _refuse(name, "a frame that ends before it begins", "write the earlier bound first")
-    return Frame(unit, begin, end)
+    return WindowFrame(unit, begin, end)
 
 
 def _parse_bound(name: str, unit: str, given: Any, side: Any) -> Bound:
