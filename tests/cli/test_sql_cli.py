@@ -178,6 +178,7 @@ ORDERED = (
     "with w as (select * from o where id > 1) (select id from w order by city, id desc)",
     "select id from o order by (select max(p.n) from o p where p.city = o.city), id",
     "select id from o qualify row_number() over (partition by city order by n, id) <= 2 order by city, n desc, id",
+    "select id, lag(n) over (order by id) as p from o order by rank() over (partition by city order by n), id",
     "select id from o where id > 99 order by id",
 )
 

@@ -48,8 +48,8 @@ QUERIES = {
     "first of each": "select id, status from "
     "(select *, row_number() over (partition by status order by n, id) r from o) where r <= 2",
     "windows": "select id, rank() over (partition by status order by n desc) r, lag(n, 1, 0) over w p, "
-    "sum(n) over (partition by c order by id rows 2 preceding) s, count(*) over () k from o window w as (partition by c order by id) "
-    "qualify r <= 3",
+    "sum(n) over (order by id rows 2 preceding) s, count(*) over () k from o "
+    "window w as (partition by c order by id) qualify r <= 3",
     "windows of groups": "select status, rank() over (order by sum(n) desc) r, sum(count(*)) over () k from o "
     "group by status",
     "not in": "select id from o where n not in (select a from t where b = 'Bern')",
