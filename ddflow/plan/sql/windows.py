@@ -121,8 +121,8 @@ def replace_default(node: Tree) -> Tree | None:
 # Bounds of ranks.
 
 
-def is_bounded_rank(window: Tree) -> bool:
-    """Tell whether a window function is a ``row_number`` that a `top` can compute for the first ranks."""
+def is_row_number(window: Tree) -> bool:
+    """Tell whether a window function is a valid ``row_number``, whose first ranks a `top` can compute."""
     call = window.this
     plain = isinstance(call, exp.Anonymous) and call.name == "row_number" and not call.expressions
     return plain and window.args.get("order") is not None and window.args.get("spec") is None
@@ -133,7 +133,7 @@ def is_unbounded_rank(query: SelectQuery, index: int) -> bool:
     item = query.items[index].unnest()
     if isinstance(item, exp.Window):
         alone = len(query.list_windows()) == 1 and not query.qualify and query.limit is None
-        return alone and is_bounded_rank(item)
+        return alone and is_row_number(item)
     below = _find_source_column(query, item)
     return below is not None and is_unbounded_rank(*below)
 
@@ -271,7 +271,7 @@ class WindowedRows:
     def _find_bound(self, windows: Mapping[str, Tree], bounds: Bounds) -> tuple[int | None, list[Tree]]:
         """Find the bound of the only window function, and the remaining conditions of QUALIFY."""
         (told, window), *others = windows.items()
-        if others or not is_bounded_rank(window):
+        if others or not is_row_number(window):
             return None, self.qualify
         k, left = split_rank_bound(self.qualify, told)
         for index, (most, _) in bounds.items():
