@@ -53,7 +53,7 @@ class Over(Operator):
             raise SpecError(asked, "no function is given", "write one, as in place='row_number()'")
         self.order = order = [each for each in self.order_by if each.name not in self.partition_by]
         self.calls = [
-            parse_call(check_column_name(name, asked, name), text, row, order) for name, text in texts.items()
+            parse_call(check_column_name(name, asked, name), text, row, self.order_by) for name, text in texts.items()
         ]
         shown = [*row, *(pa.field(each.name, each.type, nullable=each.nullable) for each in self.calls)]
         check_column_names([*(field.name for field in shown), TIMES], asked)

@@ -237,6 +237,8 @@ select id, n from o qualify exists (select 1 from t where t.a = o.n) and rank() 
 select a, sum(b) over (partition by a order by b) s from (values (1, 2), (1, 3), (1, 3)) v(a, b)
 select upper(status) u, sum(n) s, rank() over (order by u, sum(n)) r from o group by u
 select id, n as z, rank() over (order by z desc) r from o
+select id, (select rank() over (order by c.n)) r from c
+select n, sum(n) over (partition by n order by n rows 1 preceding) s, dense_rank() over (partition by c order by c) d from o
 select sum(count(*)) over () k, max(sum(n)) over () m from o
 select * from (select id, n, row_number() over (order by id) rn, lag(n) over (order by id) p from o) x where rn <= 3
 select * from (select id, rank() over (order by n) rn from o) x where rn <= 3
