@@ -104,9 +104,11 @@ def list_verbs(query: str, flow: dd.Flow | None = None) -> Counter[str]:
 def test_calls_of_one_partition_and_order_share_one_over() -> None:
     for query, count in {
         "select id, rank() over (partition by c order by n) a, sum(n) over (partition by c order by n) b from o": 1,
+        "select id, rank() over (partition by c order by n) a, sum(n) over (partition by c) b from o": 1,
+        "select id, rank() over (partition by c order by n) a, first(n) over (partition by c) b from o": 2,
         "select id, lag(n) over w a, max(n) over (w) b from o window w as (order by id)": 1,
         "select id, rank() over (partition by c, n order by d) a, max(n) over (partition by n, c order by d) from o": 1,
-        "select id, rank() over (order by n) a, rank() over (order by n desc) b, count(*) over () k from o": 3,
+        "select id, rank() over (order by n) a, rank() over (order by n desc) b, count(*) over () k from o": 2,
         "select id, sum(n) over (order by id) a from o qualify sum(n) over (order by id) > 2": 1,
         "select lag(n, 1, 0) over (order by id) a from o order by lead(n) over (order by id) limit 2": 1,
     }.items():

@@ -2,8 +2,9 @@
 
 A window function is a call with OVER. The query reads it after its groups, and before QUALIFY, DISTINCT and LIMIT.
 
-Guarantees: calls with equal PARTITION BY and ORDER BY become one `over`, with one arrangement. A ``row_number()`` alone
-becomes a `top`, which is cheaper, if QUALIFY or the outer query gives a bound.
+Guarantees: calls with equal PARTITION BY and ORDER BY become one `over`, with one arrangement. An aggregate without
+ORDER BY shares the arrangement of an equal partition with ORDER BY. A ``row_number()`` alone becomes a `top`, which is
+cheaper, if QUALIFY or the outer query gives a bound.
 
 >>> from ddflow.expressions.parse import parse_query
 >>> query = parse_query("select sum(n) over (w order by id) from o window w as (partition by city)")
@@ -22,6 +23,7 @@ from sqlglot import exp
 from ddflow.columns.names import did_you_mean
 from ddflow.errors import ExpressionError
 from ddflow.expressions.parse import Tree, strip_call_suffixes
+from ddflow.plan.aggregates import NAMES
 from ddflow.plan.sql.query import (
     SelectQuery,
     TableLeaf,
@@ -43,6 +45,8 @@ Bounds = Mapping[int, tuple[int, bool]]
 _PARTS: Final = ("partition_by", "order", "spec")
 _OPTIONS: Final = ("partition_by", "order_by")
 """The options of the verb `over`. No result can have one of these names."""
+_UNORDERED: Final = NAMES - {"array_agg", "first", "last"}
+"""The aggregates whose results do not depend on the order of the rows."""
 
 
 # Reading of window functions.
@@ -361,7 +365,24 @@ def _group_calls(windows: Mapping[str, Tree]) -> list[CallsOfWindow]:
                 {},
             )
         groups[key].calls[told] = window
-    return list(groups.values())
+    for key in [each for each in groups if not each[1] and all(map(_has_free_order, groups[each].calls.values()))]:
+        ordered = next((each for each in groups if each[1] and each[0] == key[0]), None)
+        if ordered is not None:
+            groups[ordered].calls.update((told, _set_whole_frame(x)) for told, x in groups.pop(key).calls.items())
+    # The results of partitions without an order change most often, so no other window function should read them.
+    return sorted(groups.values(), key=lambda each: not each.orders)
+
+
+def _has_free_order(window: Tree) -> bool:
+    """Tell whether any order of the rows gives the same result."""
+    return window.args.get("spec") is None and strip_call_suffixes(window.this).name in _UNORDERED
+
+
+def _set_whole_frame(window: Tree) -> Tree:
+    """Give a window function without an order the frame that it has by default, so that it can get an order."""
+    made, ends = window.copy(), {"start_side": "preceding", "end_side": "following"}
+    made.set("spec", exp.WindowSpec(kind="rows", start="UNBOUNDED", end="UNBOUNDED", **ends))
+    return made
 
 
 def _drop_over(node: Tree) -> Tree | None:
