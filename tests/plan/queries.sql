@@ -42,6 +42,7 @@ select count(distinct status) as s, count(distinct n) + 1 as m from o where id >
 select n, status, count(*) k from o group by all
 select bool_and(n > 1) a, bool_or(n > 1) b from o where n is not null
 select status, max(timestamp '2024-01-09' - d) longest, sum(date '2024-01-09' - d) days, max(d) - min(d) span from o group by status
+select status, count(*) as self from o group by status
 
 -- joins
 select * from (select id from o), (select id k from c)

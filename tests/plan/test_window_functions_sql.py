@@ -17,7 +17,7 @@ from sql_witness import Held, answer, duck, flow_of, rows_of, same_as_duckdb, st
 
 import ddflow as dd
 from ddflow.errors import ExpressionError
-from ddflow.plan.text.codec import describe_plan
+from ddflow.plan.text.codec import describe_plan, rebuild_plan
 
 LISTED = listed("windows")
 WALL = pa.timestamp("us")
@@ -134,8 +134,10 @@ def test_a_row_number_with_a_bound_alone_is_a_top() -> None:
 
 def test_a_result_may_have_the_name_of_a_column_or_of_an_option() -> None:
     flow = flow_of()
-    query = "select sum(n) over (partition by c) n, lag(id) over (partition by c order by id) as partition_by from o"
-    assert flow.sql(query).schema.names == ["n", "partition_by"]
+    query = "select sum(n) over (partition by c) n, lag(id) over (partition by c order by id) as self from o"
+    assert flow.sql(query).schema.names == ["n", "self"]
+    flow.output("out", flow.sql(query))
+    assert describe_plan(rebuild_plan(describe_plan(flow))) == describe_plan(flow)
     assert flow.sql("select count(*) over () from o").schema.names == ["count(*) OVER ()"]
 
 

@@ -460,7 +460,8 @@ def group_rows(
         )
     made, told = dict[str, str](), dict[str, str]()
     for key, each in found.items():
-        name = find_free_name(names.get(key, shorten_tree_sql(each)), [*by, *told])
+        # No keyword argument of a method can be called self.
+        name = find_free_name(names.get(key, shorten_tree_sql(each)), [*by, *told, "self"])
         logical = steps.make_unique_name(key)
         made[logical], told[name], known[key] = name, rows.write_call_sql(each), build_column(logical)
     of = steps.make_collection_once(

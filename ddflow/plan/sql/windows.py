@@ -43,8 +43,8 @@ from ddflow.plan.sql.relation import ProjectedColumn, QueryVerbs, Relation, find
 Bounds = Mapping[int, tuple[int, bool]]
 """For each rank column: the upper bound of the rank, and whether the query reads the column."""
 _PARTS: Final = ("partition_by", "order", "spec")
-_OPTIONS: Final = ("partition_by", "order_by")
-"""The options of the verb `over`. No result can have one of these names."""
+_OPTIONS: Final = ("self", "partition_by", "order_by")
+"""The parameters of the verb `over`. No result can have one of these names."""
 _UNORDERED: Final = NAMES - {"array_agg", "first", "last"}
 """The aggregates whose results do not depend on the order of the rows."""
 
