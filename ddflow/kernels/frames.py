@@ -138,7 +138,7 @@ def list_states(
         for row in range(low, high):
             size += held[row]
         if pairs == out.rank.size or written + 2 * size + grown > out.row.size:
-            at[0], at[1], at[2] = window, change, 2 * size + grown
+            at[0], at[1], at[2] = window, change, 2 * size + grown + int(2 * size + grown == 0)
             return pairs
         out.rank[pairs], out.window[pairs] = ranks[change], window
         for side in range(2):

@@ -17,7 +17,7 @@ from ddflow.columns.row_match import RowMatcher
 from ddflow.errors import SpecError
 from ddflow.operators.base import Operator, OperatorContext, RunningOperator, register_operator
 from ddflow.operators.row_order import find_reordered_columns, format_order_columns, parse_order_columns
-from ddflow.operators.window.calls import FoldCall, WindowCall
+from ddflow.operators.window.calls import FoldCall, PickCall, WindowCall
 from ddflow.operators.window.frames import RangeOrder, Reach
 from ddflow.operators.window.parse import parse_call
 from ddflow.operators.window.running import RunningOver
@@ -131,6 +131,6 @@ def _bind_ranges(calls: Sequence[WindowCall], order: Sequence[OrderColumn], row:
     for each in ranged:
         measured = bound.measure_reach(each.frame)
         each.reach = measured if not (each.reach.whole or measured.whole) else Reach(whole=True)
-        if measured.tail and not isinstance(each, FoldCall):
+        if measured.tail and not (isinstance(each, FoldCall) or (isinstance(each, PickCall) and each.running)):
             each.reach = Reach(whole=True)
     return bound

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 import aggregate_rules as rules
 import pyarrow as pa
+from model import Node
+from window_rules import Call
 
 import ddflow as dd
 from ddflow.plan.verbs.family import find_operator_class
@@ -119,6 +121,18 @@ def best(rows: Rows) -> Rows:
         its = [row for row, times in left.items() for _ in range(times) if row[0] == city]
         out.update(sorted(its, key=lambda row: (row[1] is None, -(row[1] or 0)))[1:3])
     return out
+
+
+CALLS = {"place": Call("row_number"), "before": Call("lag", "n"), "total": Call("sum", "n")}
+
+
+def window_results(rows: Rows) -> Rows:
+    """Return the rows of each city in the order of ``n``, with the results of `CALLS`."""
+    left: Rows = Counter()
+    for (city, n, _), times in rows.items():
+        left[city, n] += times
+    node = Node(("city", "n"), lambda state: state["rows"]).over(["city"], ["n"], CALLS)
+    return node.of({"rows": Counter({row: times for row, times in left.items() if times})})
 
 
 def history(rows: Rows) -> Rows:
@@ -264,6 +278,10 @@ TABLE: Mapping[str, Law] = {
         by_city(lambda a, b: a * a if a < 0 else max(a - 1, 0)),
     ),
     "top": Law(lambda c: c.project(["city", "n"]).top(2, ["n desc"], ["city"], offset=1), best),
+    "over": Law(
+        lambda c: c.project(["city", "n"]).over("city", "n", **{name: call.sql for name, call in CALLS.items()}),
+        window_results,
+    ),
     "versions": Law(
         lambda c: (
             c.filter("n is not null")

@@ -154,53 +154,68 @@ class PickCall(WindowCall):
         if self.extreme:
             count_order_words(self.type, self.argument)
         self.ordered = not self.extreme or frame.counts_places
+        self.running = self.reach.tail and (self.function in ("min", "max") or not (self.skips and self.number))
         if self.function in ("lag", "lead"):
-            self.reach = Reach(whole=True) if self.skips else Reach(near=max(abs(self.number), 1))
-        elif self.reach.tail:
+            self.reach, self.running = Reach(whole=True) if self.skips else Reach(near=max(abs(self.number), 1)), False
+        elif self.reach.tail and not self.running:
             self.reach = Reach(whole=True)
 
     def compute(self, places: Places, given: Arguments, order: RangeOrder | None) -> Results:
         """See `WindowCall.compute`."""
         values = given.values[self.argument]
-        place = self._pick(places, decode_array(values), given, order)
-        index = np.full(place.size, len(values), np.int64)
-        found = np.flatnonzero(place >= 0)
-        index[found] = places.row[place[found]]
+        offset = self.function in ("lag", "lead")
+        bounds = (places.begin, places.end) if offset else self.frame.find_bounds(places, order, given.ranges)
+        rows = self.pick_rows(places, values, *bounds)
         values = pa.concat_arrays([values, pa.nulls(1, values.type)])
+        rows[rows < 0] = len(values) - 1
         hasher = RowHasher(pa.schema([pa.field("", values.type)]), given.secret)
         words = hasher.compute_identities([values], len(values))
-        return Results([each[index] for each in words], values, index)
+        return Results([each[rows] for each in words], values, rows)
 
-    def _pick(self, places: Places, values: pa.Array, given: Arguments, order: RangeOrder | None) -> Ints:
-        """Return the place whose value each place gets, or -1."""
-        if self.function in ("lag", "lead") and not self.skips:
+    def pick_rows(self, places: Places, values: pa.Array, begin: Ints, end: Ints) -> Ints:
+        """Return the row whose value each place gets, or -1.  ``begin``, ``end``: the frame of each place."""
+        ranks = self._rank_rows(decode_array(values)) if self.extreme else None
+        if ranks is not None:
+            at = np.empty(places.row.size, np.int64)
+            find_frame_extremes(ranks[places.row], begin, end, at)
+        elif self.skips:
+            at = self._pick_present(places, ~np.asarray(values.is_null())[places.row], begin, end)
+        elif self.function in ("lag", "lead"):
             at = places.index + self.number
-            return np.where((at >= places.begin) & (at < places.end), at, -1)
-        begin, end = self.frame.find_bounds(places, order, given.ranges)
-        if self.extreme:
-            ranks = rank_values(values, self.function == "max")
-            ranks[np.asarray(values.is_null())] = -1
-            out = np.empty(places.row.size, np.int64)
-            find_frame_extremes(ranks[places.row], begin, end, out)
-            return out
-        if self.skips:
-            return self._pick_present(places, values, begin, end)
-        at = end - 1 if self.function == "last" else begin + self.number
-        return np.where((at >= begin) & (at < end), at, -1)
+        else:
+            at = end - 1 if self.function == "last" else begin + self.number
+            if self.function == "nth_value" and self.running:
+                at = at - places.prefix.places[places.state]
+        found = (at >= begin) & (at < end)
+        rows = np.where(found, places.row[np.where(found, at, 0)], -1) if places.row.size else at
+        picked = places.prefix.picked.get(self.name)
+        if picked is None:
+            return rows
+        before = picked[places.state]
+        if ranks is not None:
+            first = (rows < 0) | (ranks[before] <= ranks[rows])
+            return np.where((before >= 0) & first, before, rows)
+        late = rows < 0 if self.function == "last" else before >= 0
+        return np.where(late, before, rows)
 
-    def _pick_present(self, places: Places, values: pa.Array, begin: Ints, end: Ints) -> Ints:
-        """Pick places with `IGNORE NULLS`."""
-        present = np.flatnonzero(~np.asarray(values.is_null())[places.row])
+    def _rank_rows(self, values: pa.Array) -> Ints:
+        """Rank the values of rows, from the first one to pick. A null has the rank -1."""
+        ranks = rank_values(values, self.function == "max")
+        ranks[np.asarray(values.is_null())] = -1
+        return ranks
+
+    def _pick_present(self, places: Places, there: Any, begin: Ints, end: Ints) -> Ints:
+        """Pick places with `IGNORE NULLS`.  ``there``: bool[e], whether the value of each place is not null."""
+        present = np.flatnonzero(there)
         if self.function in ("lag", "lead"):
-            begin, end = places.begin, places.end
             here = np.searchsorted(present, places.index, side="left" if self.number < 0 else "right")
             at = here + self.number - (self.number > 0)
         elif self.function == "last":
             at = np.searchsorted(present, end) - 1
         else:
             at = np.searchsorted(present, begin) + self.number
-        found = np.append(present, -1)[np.clip(at, -1, present.size)]
-        return np.where((at >= 0) & (found >= begin) & (found < end), found, -1)
+        found: Ints = np.append(present, -1)[np.clip(at, -1, present.size)]
+        return np.where(at >= 0, found, -1)
 
 
 class FoldCall(WindowCall):

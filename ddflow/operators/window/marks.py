@@ -5,7 +5,7 @@ aggregates over the rows before it. Marks describe the rows of the last step. Th
 anyway, and a change drops the marks after it. They are not part of the stored state.
 
 >>> marks = Marks()
->>> marks.add((1, 1), [Mark((5,), 600, 600, ())])
+>>> marks.add((1, 1), [Mark((5,), 600, 600, (), ())])
 >>> marks.find((1, 1), (7,), 0).places, marks.find((1, 1), (4,), 0)
 (600, None)
 >>> marks.drop_after((1, 1), (5,)), marks.find((1, 1), (7,), 0).places
@@ -38,6 +38,8 @@ class Mark(NamedTuple):
     places: int
     events: int
     states: tuple[Any, ...]
+    picked: tuple[Place | None, ...]
+    """For each call that picks a row from all rows before: all words of the row, or None."""
 
 
 class Marks:

@@ -24,7 +24,8 @@ class Prefix(NamedTuple):
     """What precedes the first place of each of s states.
 
     ``states``: the states of parts of aggregates, by the key of the part, for some windows. ``held``: int32[s], the
-    position in these states, or -1 for empty states.
+    position in these states, or -1 for empty states.  ``picked``: for some calls, by name, the row that the call picks
+    from all rows before, as int64[s], or -1.
     """
 
     places: Ints
@@ -33,15 +34,17 @@ class Prefix(NamedTuple):
     """int64[s]: the number of events."""
     held: Narrow
     states: dict[Any, pa.Array]
+    picked: dict[str, Ints]
 
     def take(self, windows: Ints) -> "Prefix":
         """Return the prefixes of states, given the window of each state."""
-        return Prefix(self.places[windows], self.events[windows], self.held[windows], self.states)
+        picked = {name: rows[windows] for name, rows in self.picked.items()}
+        return Prefix(self.places[windows], self.events[windows], self.held[windows], self.states, picked)
 
 
 def build_empty_prefix(windows: int) -> Prefix:
     """Build the prefix of windows that begin at the start of their partition."""
-    return Prefix(np.zeros(windows, np.int64), np.zeros(windows, np.int64), np.full(windows, -1, np.int32), {})
+    return Prefix(np.zeros(windows, np.int64), np.zeros(windows, np.int64), np.full(windows, -1, np.int32), {}, {})
 
 
 class Places:

@@ -30,12 +30,12 @@ from ddflow.operators.updates import (
     refuse_negative_counts,
     sort_retractions_first,
 )
-from ddflow.operators.window.calls import Arguments, FoldCall, Results
+from ddflow.operators.window.calls import Arguments, FoldCall, PickCall, Results
 from ddflow.operators.window.frames import Reach
 from ddflow.operators.window.marks import STRIDE, Mark, Marks
 from ddflow.operators.window.places import MOST_LISTED, Places, Prefix, build_empty_prefix
 from ddflow.trace.arrangement import Arrangement
-from ddflow.trace.batch import ArrangementChange, RowsByGroup, mark_first_of_keys, to_identity_words
+from ddflow.trace.batch import NO_ROWS, ArrangementChange, RowsByGroup, mark_first_of_keys, to_identity_words
 
 VERB: Final = "over"
 MOST_PLACES: Final = 1 << 31
@@ -67,7 +67,19 @@ class WindowRows(NamedTuple):
 
 
 class RunningOver(RunningOrderedGroups):
-    """Running window functions.  State: all input rows, by partition and order."""
+    """Running window functions.  State: all input rows, by partition and order.
+
+    >>> from ddflow.columns.hashing import Secret
+    >>> from ddflow.operators.updates import ints, narrow_ints
+    >>> from ddflow.plan.inputs.spec import Upsert
+    >>> from ddflow.plan.plan import Plan
+    >>> sales = Plan().upserts("sales", {"id": pa.int64(), "n": pa.int64()}, Upsert(key="id"))
+    >>> over = sales.over(order_by="id", before="lag(n)")
+    >>> running = over.open(OperatorContext(Secret(1, 2), pa.int64(), frozenset(["id", "before"])))
+    >>> rows = pa.table({"id": [1, 2], "n": [5, 9]}, schema=sales.schema)
+    >>> running.compute([Updates(rows, narrow_ints(0, 0), ints(1, 1), ints(5))], 5)[0].rows.to_pylist()
+    [{'id': 1, 'before': None}, {'id': 2, 'before': 5}]
+    """
 
     def __init__(self, node: Any, context: OperatorContext) -> None:
         row = node.inputs[0].schema
@@ -90,6 +102,7 @@ class RunningOver(RunningOrderedGroups):
             self.arguments |= each.arguments
             if isinstance(each, FoldCall) and each.reach.tail:
                 self.parts |= each.of.parts
+        self.picks = [each for each in self.calls if isinstance(each, PickCall) and each.running]
         self.marks, self.marked = Marks(), (0, 0)
 
     def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, ArrangementChange]:
@@ -130,14 +143,18 @@ class RunningOver(RunningOrderedGroups):
         if not self._has_current_marks():
             self.marks, self.marked = Marks(), (id(self.output_arrangement), self.output_arrangement.upper)
         pool = add_step_rows(self.output_arrangement.slots.pool, updates)
-        windows, prefix = self._find_windows(self._find_groups(by, updates))
+        windows, prefix, picked = self._find_windows(self._find_groups(by, updates))
         found = self._collect_rows(windows, ALL)
         at, rows = self._sort_events(pool, found.references, found.ties != 0)
         found = found.sort_rows(at)
         near, begins = windows.sort_changes(found)
         refuse_negative_counts(found.counts[near], by.places[near], updates, VERB)
         changes = RowChanges(begins, found.place[near], by.ranks[near], found.counts[near])
-        given = self._compute_arguments(pool, found.references)
+        # The rows that marks name come after the rows of windows.
+        for each in prefix.picked.values():
+            each[each >= 0] += at.size
+        rows = rows._replace(references=np.concatenate([rows.references, picked]))
+        given = self._compute_arguments(pool, rows.references)
         made = list[tuple[Narrow, Ints, Ints, list[pa.Array]]]()
         first = 0
         for states in self._list_states(found, rows.event, changes):
@@ -154,12 +171,15 @@ class RunningOver(RunningOrderedGroups):
             made.append(self._compare_states(places, states, given))
         return self._build_updates(pool, found, made, updates.times)
 
-    def _find_windows(self, groups: StepGroups) -> tuple[StepGroups, Prefix]:
-        """Divide the partitions of a step into the ranges of rows that have to be read."""
+    def _find_windows(self, groups: StepGroups) -> tuple[StepGroups, Prefix, Ints]:
+        """Divide the partitions of a step into the ranges of rows that have to be read.
+
+        Return the references of the rows that the prefixes name, too.
+        """
         step, stored, times = groups
         n, tied, reach = step.diff.size, self.ways.tied, self.reach
         begins, ranges = np.empty(n + 1, np.int64), np.empty((n, stored.ranges.shape[1]), np.int64)
-        prefix = build_empty_prefix(step.begins.size - 1)
+        prefix, picked = build_empty_prefix(step.begins.size - 1), NO_ROWS
         if reach.near and not (reach.tail or reach.whole):
             m = find_windows(step, stored, np.int64(tied), np.int64(2 * reach.near), begins, ranges)
             prefix = build_empty_prefix(m)
@@ -172,31 +192,52 @@ class RunningOver(RunningOrderedGroups):
                 if reach.value:
                     bounds[:, 0, 0] = own[:, 0] - np.minimum(own[:, 0], away)
                 if reach.tail:
-                    prefix = self._find_prefix(step, bounds)
+                    prefix, picked = self._find_prefix(step, bounds)
                 else:
                     bounds[:, 1, 0] = own[:, 0] + np.minimum(~own[:, 0], away)
             flat = np.ascontiguousarray(bounds.reshape(n, 2 * tied))
             m = find_bound_ranges(step, stored, flat, np.int64(tied), begins, ranges)
             if prefix.places.size != m:
                 prefix = build_empty_prefix(m)
-        return StepGroups(step._replace(begins=begins[: m + 1]), stored._replace(ranges=ranges[:m]), times), prefix
+        return (
+            StepGroups(step._replace(begins=begins[: m + 1]), stored._replace(ranges=ranges[:m]), times),
+            prefix,
+            picked,
+        )
 
-    def _find_prefix(self, step: Any, bounds: Words) -> Prefix:
-        """Find the mark of each partition, and begin its window there."""
+    def _find_prefix(self, step: Any, bounds: Words) -> tuple[Prefix, Ints]:
+        """Find the mark of each partition, and begin its window there.
+
+        Return the references of the rows that the marks name, too.
+        """
         at = step.begins[:-1]
         lower = bounds[at, 0].tolist() if self.marks.by_group else []
         bounds[:, 0] = 0
-        prefix, states = build_empty_prefix(at.size), list[tuple[Any, ...]]()
+        prefix, marks, groups = build_empty_prefix(at.size), list[Mark](), list[tuple[int, int]]()
         for i, place in enumerate(lower):
             group = int(step.high[at[i]]), int(step.low[at[i]])
             mark = self.marks.find(group, tuple(place), 2 * self.reach.near) if group in self.marks.by_group else None
             if mark is not None:
                 bounds[at[i], 0] = mark.at
-                prefix.places[i], prefix.events[i], prefix.held[i] = mark.places, mark.events, len(states)
-                states.append(mark.states)
+                prefix.places[i], prefix.events[i], prefix.held[i] = mark.places, mark.events, len(marks)
+                marks.append(mark)
+                groups.append(group)
         for column, (key, part) in enumerate(self.parts.items()):
-            prefix.states[key] = pa.array([each[column] for each in states], part.kind)
-        return prefix
+            prefix.states[key] = pa.array([each.states[column] for each in marks], part.kind)
+        named = {(*group, *row) for group, mark in zip(groups, marks, strict=True) for row in mark.picked if row}
+        if not named:
+            return prefix, NO_ROWS
+        known = {row: i for i, row in enumerate(sorted(named))}
+        words = np.array(list(known), np.uint64).reshape(len(known), -1)
+        found = self.output_arrangement.find_group_rows(  # type: ignore[attr-defined]
+            words[:, 0].copy(), words[:, 1].copy(), np.ascontiguousarray(words[:, 2:]).view(np.int64)
+        )
+        for column, each in enumerate(self.picks):
+            rows = [
+                known.get((*group, *(mark.picked[column] or ())), -1) for group, mark in zip(groups, marks, strict=True)
+            ]
+            prefix.picked[each.name] = np.where(prefix.held >= 0, np.array(rows)[prefix.held], -1)
+        return prefix, found.references
 
     def _sort_events(self, pool: RowPool, references: Ints, ties: Any) -> tuple[Ints, WindowRows]:
         """Sort rows, which are in the order of identities, by their order and then by the other columns.
@@ -315,10 +356,18 @@ class RunningOver(RunningOrderedGroups):
         for key, part in self.parts.items():
             values = given.values[key[1]].take(entered) if key[1] else None
             states.append(part.fold_updates(folding, prefix.states[key], values).slice(held).to_pylist())
-        slots, marks = self.output_arrangement.slots, list[Mark]()
-        references, events = rows.references[places.row[begin + at]], places.event_number[begin + at]
-        for i, reference in enumerate(references.tolist()):
-            words = to_identity_words(slots[reference >> SLOT].order[reference & (1 << SLOT) - 1][None])
-            place, told = tuple(words[0, : self.ways.tied].tolist()), tuple(each[i] for each in states)
-            marks.append(Mark(place, int(at[i] + prefix.places[state]), int(events[i]) - 1, told))
+        row = places.row[begin : places.starts[state + 1]]
+        mine = Places(row, np.array([0, row.size]), places.event, prefix.take(np.array([state])))
+        picked = [each.pick_rows(mine, given.values[each.argument], mine.begin, mine.index)[at] for each in self.picks]
+        marks, events = list[Mark](), mine.event_number[at].tolist()
+        for i, place in enumerate(at.tolist()):
+            told = tuple(each[i] for each in states)
+            named = tuple(self._read_words(rows.references[each[i]]) if each[i] >= 0 else None for each in picked)
+            first = self._read_words(rows.references[row[place]])[: self.ways.tied]
+            marks.append(Mark(first, place + int(prefix.places[state]), events[i] - 1, told, named))
         return marks
+
+    def _read_words(self, reference: int) -> tuple[int, ...]:
+        """Read the identity words of a stored row in its partition."""
+        batch = self.output_arrangement.slots[int(reference) >> SLOT]
+        return tuple(to_identity_words(batch.order[int(reference) & (1 << SLOT) - 1][None])[0].tolist())
