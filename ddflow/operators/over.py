@@ -75,7 +75,7 @@ class Over(Operator):
     def from_json(cls, inputs: Sequence[Collection], record: JsonRecord) -> Collection:
         """See `Collection.from_json`."""
         texts = {each.read_text("name"): each.read_text("sql") for each in record.read_records("calls")}
-        return inputs[0].over(record.read_texts("partition_by"), record.read_texts("order_by"), **texts)
+        return inputs[0]._apply_verb(cls.verb, record.read_texts("partition_by"), record.read_texts("order_by"), texts)
 
     def find_widening_obstacles(self, narrow: Self) -> Iterator[str]:
         """Require that order and results stay the same on the wider types; see `Collection.find_widening_obstacles`."""

@@ -313,6 +313,7 @@ def test_refusals_of_orders_and_names() -> None:
         (ExpressionError, ("city",), {"f": "rank()"}),
         (ExpressionError, ("city", ["n", "city"]), {"f": 7}),
         (ExpressionError, ("", ["n", "city"]), {"f": "sum(n) over (range 1 preceding)"}),
+        (ExpressionError, ("", "city"), {"f": "sum(n) over (range 1 preceding)"}),
         (SpecError, ("city", "n"), {}),
         (SpecError, ("town", "n"), {"f": "rank()"}),
         (SpecError, ("city", "l"), {"f": "rank()"}),

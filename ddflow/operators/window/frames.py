@@ -135,6 +135,11 @@ class RangeOrder:
     def __init__(self, name: str, column: OrderColumn, bounds: list[Bound], schema: pa.Schema) -> None:
         self.column, self.kind = column, schema.field(column.name).type
         self.bounds: dict[Bound, Expression] = {}
+        if not (pat.is_integer(self.kind) or pat.is_floating(self.kind) or pat.is_decimal(self.kind)) and not (
+            pat.is_date(self.kind) or pat.is_timestamp(self.kind) or pat.is_duration(self.kind)
+        ):
+            found = f"RANGE with a distance, and ORDER BY {column.name} of type {sql_name(self.kind)}"
+            raise ExpressionError(f"over {name}", found, "order by a number, a date or a timestamp, or use ROWS")
         quoted = f"`{column.name.replace('`', '``')}`"
         # Decimals hold the sum of any two integers.
         base = f"cast({quoted} as decimal(20, 0))" if pat.is_integer(self.kind) else quoted
