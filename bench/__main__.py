@@ -35,6 +35,7 @@ NAMES = [
     "scale",
     "semantics",
     "operators",
+    "windows",
     "noops",
     "tables",
     "tpch",

@@ -60,7 +60,6 @@ class Over(Operator):
         self.range = _bind_ranges(self.calls, order, row)
         super().__init__(of.flow, pa.schema(shown), [of], of.unique)
         self.unique, self.positive = of.unique, True
-        self.grows = False
 
     def to_json(self, formulas: Any) -> dict[str, Any]:
         """Write the partition, the order and the calls as JSON."""
