@@ -83,7 +83,7 @@ def _parse_pick(empty: WindowCall, function: str, tree: Any, call: Any) -> Parse
         aggregate = parse_aggregate(empty.name, _write_sql(tree))
         return ParsedCall(function, aggregate.arguments, 0, False)
     while tree is not call:
-        if isinstance(tree, exp.Filter):
+        if tree.key == "filter":
             raise empty.refuse(f"{function} does not accept FILTER", "omit it, or use CASE WHEN in the argument")
         skips, tree = skips or isinstance(tree, exp.IgnoreNulls), tree.this
     if given and isinstance(given[0], exp.IgnoreNulls | exp.RespectNulls):
