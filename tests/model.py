@@ -19,6 +19,7 @@ import copy
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from typing import Any
 
 from expiry_rules import expire, moved, refuse
@@ -122,6 +123,33 @@ class Node:
             return without_zeros(out)
 
         return Node(self.columns if how in ("semi", "anti") else (*self.columns, *alone), of)
+
+    def asof(self, right: Node, on: Mapping[str, str], at: str, how: str = "inner") -> Node:
+        """Extend each row with the nearest right row of its key; of equal moments, the first row by its columns."""
+        mine, way, its = at.split()
+        alone = [name for name in right.columns if on.get(name) != name and not mine == its == name]
+
+        def of(state: Mapping[str, Collection]) -> Collection:
+            out, partners = Counter[Row](), right.of(state)
+            assert all(n > 0 for n in partners.values())
+            for row, n in self.of(state).items():
+                assert n > 0
+                named, found = self._named(row), list[tuple[Any, Any, Row]]()
+                for other in partners:
+                    there = right._named(other)
+                    key, moments = [named[name] for name in on], (rank(named[mine]), rank(there[its]))
+                    before, same = moments[1] < moments[0], moments[1] == moments[0]
+                    meets = before if ">" in way else not before and not same
+                    met = key == [there[name] for name in on.values()] and (0,) not in moments and None not in key
+                    if met and (meets or (same and "=" in way)):
+                        found.append((moments[1], ranks(other), tuple(there[name] for name in alone)))
+                nearest = (max if ">" in way else min)((each[0] for each in found), default=None)
+                best = min((each for each in found if each[0] == nearest), key=itemgetter(1), default=None)
+                if best or how == "left":
+                    out[(*row, *(best[2] if best else [None] * len(alone)))] += n
+            return out
+
+        return Node((*self.columns, *alone), of)
 
     def consolidate(self) -> Node:
         """Return the same collection."""

@@ -306,7 +306,7 @@ class RunningJoin(RunningOperator):
 
 def _list_rows(by: Sequence[GroupSortedUpdates], sides: Sequence[ReadableNode]) -> list[GroupRows]:
     """List the rows of the groups of ``by`` on both sides; look up the rows before the step if ``sides`` is given."""
-    begins, high, low = _match_groups(*by)
+    begins, high, low = match_updates(*by)
     rows = []
     for side, mine in enumerate(by):
         held = NO_STORED_ROWS._replace(begins=np.zeros(high.size + 1, np.int64))
@@ -324,8 +324,11 @@ def _allocate_pairs(n: int) -> Pairs:
     return Pairs(np.empty(n, np.int32), np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.int64))
 
 
-def _match_groups(left: GroupSortedUpdates, right: GroupSortedUpdates) -> tuple[list[Ints], Words, Words]:
-    """Return where each group begins in both lists, int64[g + 1] each, and the words of the groups."""
+def match_updates(left: GroupSortedUpdates, right: GroupSortedUpdates) -> tuple[list[Ints], Words, Words]:
+    """Match the groups of the updates of both sides.
+
+    Return where each group begins in both lists, int64[g + 1] each, and the words of the groups, ascending.
+    """
     n = left.high.size + right.high.size
     begins, others, first = np.empty(n + 1, np.int64), np.empty(n + 1, np.int64), np.empty(n, np.int64)
     g = match_groups(left.high, left.low, right.high, right.low, begins, others, first)

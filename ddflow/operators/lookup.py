@@ -9,7 +9,7 @@ arrangement of the right input.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -64,7 +64,8 @@ class LookUp(Operator):
     [{'auction': 7, 'price': 6, 'name': 'ox', '_time': 2, '_diff': 1}]
     """
 
-    verb, keeps, looks, as_it_came = "lookup", True, (1,), True
+    verb, keeps, as_it_came = "lookup", True, True
+    looks: ClassVar[tuple[int, ...]] = (1,)
 
     def __init__(
         self,
@@ -95,13 +96,19 @@ class LookUp(Operator):
     @classmethod
     def from_json(cls, inputs: Sequence[Collection], record: JsonRecord) -> Collection:
         """See `Collection.from_json`."""
-        on, shown, without = record.read_list("on"), None, list[str]()
+        on, *columns = cls.read_arguments(record)
+        return inputs[0]._apply_verb(cls.verb, inputs[1], on, *columns)
+
+    @staticmethod
+    def read_arguments(record: JsonRecord) -> tuple[list[Any], dict[str, str] | None, list[str], str]:
+        """Read the join columns, the right columns, and ``how``."""
+        shown, without = None, list[str]()
         if "columns" in record:
             columns = record.read_record("columns")
             shown = {name: columns.read_text(name) for name in columns.list_field_names()}
         else:
             without = record.read_texts("without")
-        return inputs[0]._apply_verb("lookup", inputs[1], on, shown, without, record.read_text("how"))
+        return record.read_list("on"), shown, without, record.read_text("how")
 
     @classmethod
     def format_arguments(cls, record: JsonRecord, inputs: Sequence[str]) -> str:

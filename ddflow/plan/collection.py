@@ -24,6 +24,7 @@ from ddflow.columns.row_match import RowMatcher
 from ddflow.columns.schema import build_updates_schema
 from ddflow.errors import NotReadable, SpecError
 from ddflow.plan.text.formulas import Formulas, JsonRecord
+from ddflow.plan.verbs.asof import AsofVerbs
 from ddflow.plan.verbs.family import ForeignVerbHints
 from ddflow.plan.verbs.groups import GroupVerbs
 from ddflow.plan.verbs.joins import JoinVerbs
@@ -55,6 +56,7 @@ class Collection(
     SetVerbs["Collection"],
     GroupVerbs["Collection"],
     JoinVerbs["Collection"],
+    AsofVerbs["Collection"],
     ForeignVerbHints,
 ):
     """A multiset of rows that changes over time: an input, or an operator's output.
@@ -77,7 +79,8 @@ class Collection(
         **dict.fromkeys(("sum", "min", "max", "avg", "mean"), "agg(total='sum(amount)')"),
         **dict.fromkeys(("unique", "drop_duplicates", "dropDuplicates"), "distinct()"),
         **dict.fromkeys(("union_all", "unionAll", "vstack"), "concat(other)"),
-        **dict.fromkeys(("merge", "join_asof"), "join(other, on='id')"),
+        "merge": "join(other, on='id')",
+        **dict.fromkeys(("join_asof", "merge_asof"), "asof(other, on='id', at='t >= t')"),
         "explode": "unnest('tags')",
         **dict.fromkeys(
             ("collect", "show", "read", "to_arrow", "to_pandas", "toPandas"),

@@ -240,6 +240,8 @@ def plan(expression: Sequence[Any], inputs: Mapping[str, Any], python: bool) -> 
     if verb == "join":
         right, on, how, condition = plan(rest[1], inputs, python), *rest[2:]
         return below.join(right, on, how, CONDITIONS[condition] if python and condition else condition)
+    if verb == "asof":
+        return below.asof(plan(rest[1], inputs, python), *rest[2:])
     if verb == "agg":
         made = {name: AGGREGATES[text][2] for name, text in rest[2].items()}
         return below.agg(rest[1], **made) if python else below.group_by(*rest[1]).agg(**rest[2])
@@ -255,7 +257,7 @@ def grouped(expression: Sequence[Any], inputs: Mapping[str, Node]) -> list[Any]:
     verb, *rest = expression
     if verb == "input":
         return [verb, *rest]
-    many = {"concat": len(rest), "set": 2, "join": 2}.get(verb, 1)
+    many = {"concat": len(rest), "set": 2, "join": 2, "asof": 2}.get(verb, 1)
     below = [grouped(each, inputs) for each in rest[:many]]
     if verb == "count" and rest[1] is None:
         return [verb, below[0], list(plan(below[0], inputs, True).columns), rest[2]]

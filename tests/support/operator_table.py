@@ -238,6 +238,22 @@ def counted(rows: Rows) -> Rows:
     return out
 
 
+def nearest(way: str, how: str) -> Callable[[Rows], Rows]:
+    """Return the twin of an ASOF join of `halves`: the greatest smaller or the smallest greater number of the city."""
+
+    def scratch(rows: Rows) -> Rows:
+        out: Rows = Counter()
+        for row, times in rows.items():
+            if half(row) is not None:
+                its = [m for city, m, _ in rows if city == row[0] is not None and m is not None and m != row[1]]
+                found = [m for m in its if (m < row[1]) == (way == ">")]
+                if found or how == "left":
+                    out[(*row[:2], (max if way == ">" else min)(found, default=None))] += times
+        return out
+
+    return scratch
+
+
 def same_key(c: dd.Collection) -> dd.Collection:
     """Join an input with itself by its key."""
     (rows,) = c.inputs
@@ -295,6 +311,10 @@ TABLE: Mapping[str, Law] = {
     # test_constant.
     "constant": Law(lambda c: never(c), lambda rows: Counter()),
     "arrange": Law(lambda c: c.arrange("city"), each(lambda row: [row])),
+    "arrange_in_order": Law(
+        lambda c: c._apply_verb("arrange_in_order", ["city"], "n desc", True), each(lambda row: [row])
+    ),
+    "asof": Law(lambda c: halves(c)[0].asof(halves(c)[1], on="city", at="n > m"), nearest(">", "inner")),
     "join": Law(lambda c: halves(c)[0].join(halves(c)[1], on="city"), pairs(half, other_half)),
     "lookup": Law(
         lambda c: c.project(["city", "n"]).lookup(
@@ -372,6 +392,7 @@ MADE: Mapping[str, Law] = {
         ),
         each(lambda row: [(*row[:2], "bern", 4)] if row[0] == "Bern" else []),
     ),
+    "left asof": Law(lambda c: halves(c)[0].asof(halves(c)[1], "city", "n < m", "left"), nearest("<", "left")),
     "join by a key": Law(same_key, each(lambda row: [row[:2]])),
 }
 """Verbs that consist of other operators. All laws also apply to these verbs."""

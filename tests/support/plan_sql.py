@@ -96,6 +96,8 @@ def query(expression: Sequence[Any], inputs: Mapping[str, list[str]]) -> Query:
             return _versions(below, columns, key, order, delete, ignore, start, stop)
         case "join", [other, on, how, condition]:
             return _join((below, columns), query(other, inputs), on, how, condition)
+        case "asof", [other, on, at, how]:
+            return _asof((below, columns), query(other, inputs), on, at, how)
         case "agg", [by, chosen]:
             said = [f"{AGGREGATES[text]} as {_name(name)}" for name, text in chosen.items()]
             groups = ", ".join([*map(_name, by), *said])
@@ -115,6 +117,22 @@ def _set(left: str, right: str, columns: list[str], function: str) -> str:
     sums = "greatest(sum(_a), 0) as _a, greatest(sum(_b), 0) as _b"
     both = f"select {of}, {sums} from ({' union all '.join(sides)}) group by all"
     return f"select {of}, cast({function} as bigint) as _n from ({both}) where cast({function} as bigint) <> 0"
+
+
+def _asof(left: Query, right: Query, on: Mapping[str, str], at: str, how: str) -> Query:
+    """Return the query of an ASOF join. The first rows of equal moments come first in the order of all columns."""
+    mine, way, its = at.split()
+    alone = [name for name in right[1] if name not in left[1]]
+    meets = " and ".join(
+        [*(f"l.{_name(a)} = r.{_name(b)}" for a, b in on.items()), f"l.{_name(mine)} {way} r.{_name(its)}"]
+    )
+    ways = [f"{_name(its)} {'desc' if '>' in way else 'asc'}", *(f"{_name(name)} nulls first" for name in right[1])]
+    nearest = f"select * from {right[0]} r where {meets} order by {', '.join(f'r.{each}' for each in ways)} limit 1"
+    shown = ", ".join(
+        [*(f"l.{_name(name)}" for name in left[1]), *(f"r.{_name(name)}" for name in alone), "l._n as _n"]
+    )
+    made = f"select {shown} from {left[0]} l {how} join lateral ({nearest}) r on true"
+    return f"({made})", [*left[1], *alone]
 
 
 def _top(below: str, columns: list[str], k: int, by: list[str], of: list[str], offset: int, rank: str | None) -> Query:

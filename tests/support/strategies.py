@@ -65,7 +65,7 @@ TIMES = ["int64", "int64", "timestamp[us]", "date32"]
 
 
 LINEAR = (*["filter"] * 2, *["project"] * 2, "concat", "negate", "consolidate")
-VERBS = (*LINEAR, "count", "sets", "top", "versions", *["join"] * 2, *["agg"] * 2)
+VERBS = (*LINEAR, "count", "sets", "top", "versions", "asof", *["join"] * 2, *["agg"] * 2)
 
 
 def maybe(strategy: st.SearchStrategy[Any], other: Any = None) -> st.SearchStrategy[Any]:
@@ -203,6 +203,8 @@ def plans(
         return draw(histories(below, of, conditions))
     if verb == "join" and not any(name.startswith("r_") for name in of):
         return draw(joins(below, of, draw(plans(columns, names, depth - 1, verbs)), conditions))
+    if verb == "asof" and not any(name.startswith("r_") for name in of):
+        return draw(asof_joins(below, of, draw(plans(columns, names, depth - 1, verbs))))
     if verb == "agg" and (by := [name for name in of if not of[name].startswith(("list", "struct"))]):
         return draw(aggregates(below, of, draw(some(by))))
     return [verb if verb in ("negate", "consolidate") else "consolidate", below], of
@@ -261,6 +263,26 @@ def joins(
     right = ["project", right, {new: name for name, new in names.items()}]
     more = {} if how in ("semi", "anti") else {new: there[name] for name, new in names.items() if new not in of}
     return ["join", left, right, {a: names[b] for a, b in on}, how, condition], of | more
+
+
+@st.composite
+def asof_joins(
+    draw: st.DrawFn, left: list[Any], of: dict[str, str], other: tuple[list[Any], dict[str, str]]
+) -> tuple[list[Any], dict[str, str]]:
+    """Draw a join with the nearest row of another plan, if both plans have moments of one type."""
+    right, there = other
+    pairs = [(a, b) for a in of for b in there if of[a] == there[b] and not of[a].startswith(("list", "struct"))]
+    moments = [(a, b) for a, b in pairs if of[a] not in ("string", "binary")]
+    if not moments:
+        return ["consolidate", left], of
+    mine, its = draw(st.sampled_from(moments))
+    keys = [pair for pair in pairs if pair[0] != mine and pair[1] != its]
+    on = draw(st.lists(st.sampled_from(keys), max_size=2, unique_by=(lambda p: p[0], lambda p: p[1]))) if keys else []
+    names = {name: f"r_{name}" for name in there}
+    right = ["project", not_below_zero(right), {new: name for name, new in names.items()}]
+    at = f"{mine} {draw(st.sampled_from(['>=', '>', '<=', '<']))} {names[its]}"
+    told = {a: names[b] for a, b in on}, at, draw(st.sampled_from(["inner", "left"]))
+    return ["asof", not_below_zero(left), right, *told], of | {new: there[name] for name, new in names.items()}
 
 
 @st.composite

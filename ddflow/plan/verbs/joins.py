@@ -74,7 +74,7 @@ side: ...
             "join", ErrorText(Option("how"), f" is {how!r:.99}"), f"use one of {', '.join(map(repr, KINDS))}"
         )
     check_same_flow("join", left, right)
-    sides = _prepare_sides(left, right, _parse_key_pairs(on, "join"), "join")
+    sides = _sort_keys(prepare_sides(left, right, parse_key_pairs(on, "join"), "join"))
     if how != "inner":
         sides = sides._replace(
             left=_refuse_negative_counts(sides.left, [one for one, _ in sides.on], how),
@@ -82,7 +82,7 @@ side: ...
         )
     if how in ("semi", "anti"):
         found = _keep_matched_rows(sides, 0, _join_inner(sides, condition) if condition is not None else None)
-        return _select_columns(found if how == "semi" else _remove_matched_rows(sides.left, found), sides.shown[0])
+        return select_columns(found if how == "semi" else _remove_matched_rows(sides.left, found), sides.shown[0])
     pairs = _join_inner(sides, condition)
     outer = {"left": [0], "right": [1], "full": [0, 1]}.get(how)
     if outer is None:
@@ -97,7 +97,7 @@ def look_up_rows(left: Any, right: Any, on: Any, how: str) -> Any:
     if how not in ("left", "inner"):
         raise SpecError("lookup", ErrorText(Option("how"), f" is {how!r:.99}"), "use 'left' or 'inner'")
     check_same_flow("lookup", left, right)
-    sides = _prepare_sides(left, right, _parse_key_pairs(on, "lookup"), "lookup")
+    sides = _sort_keys(prepare_sides(left, right, parse_key_pairs(on, "lookup"), "lookup"))
     columns = sides.list_columns()
     theirs = [name for name, side, _ in columns if side == 1]
     keys = [other for _, other in sides.on]
@@ -107,10 +107,10 @@ def look_up_rows(left: Any, right: Any, on: Any, how: str) -> Any:
     if 1 in sides.whole and [*other.schema.names] == [*right.schema.names] and all(a == b for a, b in others.items()):
         shown = None
     made = sides.left._apply_verb("lookup", other, meets, shown, sides.merged, how)
-    return _select_columns(made, [name for name, _, _ in columns])
+    return select_columns(made, [name for name, _, _ in columns])
 
 
-def _parse_key_pairs(on: Any, asked: str) -> list[tuple[str, str]]:
+def parse_key_pairs(on: Any, asked: str) -> list[tuple[str, str]]:
     """Parse the keys into pairs of a left key and a right key. Raises `SpecError`."""
     if isinstance(on, Mapping):
         names = parse_column_names([*on, *on.values()], asked, "on")
@@ -119,12 +119,14 @@ def _parse_key_pairs(on: Any, asked: str) -> list[tuple[str, str]]:
     return list(zip(names, names, strict=True))
 
 
-def _prepare_sides(left: Any, right: Any, pairs: list[tuple[str, str]], asked: str) -> JoinSides:
+def prepare_sides(
+    left: Any, right: Any, keys: Sequence[tuple[str, str]], asked: str, more: Sequence[tuple[str, str]] = ()
+) -> JoinSides:
     """For each key, add a column to both sides, so that the two columns have comparable types.
 
-    Raises `SpecError`, `ExpressionError`.
+    ``more``: further pairs of columns, whose types the caller checks. Raises `SpecError`, `ExpressionError`.
     """
-    shown = list(left.schema.names), list(right.schema.names)
+    pairs, shown = [*keys, *more], (list(left.schema.names), list(right.schema.names))
     merged = [one for one, other in pairs if one == other and one in shown[0] and one in shown[1]]
     both = [name for name in shown[1] if name in shown[0] and name not in merged]
     if both:
@@ -134,24 +136,27 @@ def _prepare_sides(left: Any, right: Any, pairs: list[tuple[str, str]], asked: s
     left, ones = _add_key_columns(left, [one for one, _ in pairs], right, [other for _, other in pairs], asked)
     right, others = _add_key_columns(right, [other for _, other in pairs], left, ones, asked)
     on = list(zip(ones, others, strict=True))
-    for (one, other), (was, its) in zip(on, pairs, strict=True):
+    for (one, other), (was, its) in zip(on, keys, strict=False):
         a, b = left.schema.field(one).type, right.schema.field(other).type
         if not is_comparable(a, b):
             found = f"{was!r} is {a} and {its!r} is {b}, which do not compare without loss"
             raise SpecError(asked, found, f"cast one: on={{{was!r}: 'cast({its} as ...)'}}")
-    # If a side is indexed by exactly the join columns, use the column order of that index.
-    for side, names in ((right, others), (left, ones)):
-        of, sources = follow_renames(side, side.schema.names)
-        found_by = of.find_lookup_columns()
-        if found_by is not None and sorted(found_by) == sorted(sources[name] for name in names):
-            on.sort(key=lambda pair: found_by.index(sources[pair[0 if side is left else 1]]))
-            break
     whole = [
         side
         for side, (of, names) in enumerate(zip((left, right), shown, strict=True))
         if _has_exactly_columns(of, names)
     ]
     return JoinSides(left, right, on, merged, shown, whole)
+
+
+def _sort_keys(sides: JoinSides) -> JoinSides:
+    """If a side is indexed by exactly the join columns, use the column order of that index."""
+    for at, side in ((1, sides.right), (0, sides.left)):
+        of, sources = follow_renames(side, side.schema.names)
+        found_by = of.find_lookup_columns()
+        if found_by is not None and sorted(found_by) == sorted(sources[pair[at]] for pair in sides.on):
+            return sides._replace(on=sorted(sides.on, key=lambda pair: found_by.index(sources[pair[at]])))
+    return sides
 
 
 def _has_exactly_columns(side: Any, shown: Sequence[str]) -> bool:
@@ -404,7 +409,7 @@ def _refuse_negative_counts(side: Any, by: Sequence[str], how: str) -> Any:
     return side if side.positive else side._apply_verb("arrange", list(dict.fromkeys(by)), f"a {how} join")
 
 
-def _select_columns(of: Any, names: Sequence[str]) -> Any:
+def select_columns(of: Any, names: Sequence[str]) -> Any:
     return of if list(of.schema.names) == list(names) else of.project(list(names))
 
 
