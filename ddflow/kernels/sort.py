@@ -481,7 +481,8 @@ def _sort_large_group(
 ) -> None:
     """Sort the rows at the places [begin, end) by buckets of the first word that differs, and then within buckets.
 
-    ``ends``, ``keys`` and ``given``: scratch memory for m numbers each.
+    ``ends``, ``keys`` and ``given``: scratch memory for m numbers each. Of ``scratch``, only the places [begin, end) are
+    used, because threads that sort other groups share it.
     """
     size, w, least, span = end - begin, 0, np.uint64(0), np.uint64(0)
     while w < words and span == np.uint64(0):
@@ -497,7 +498,7 @@ def _sort_large_group(
     ends[:buckets] = 0
     for i in range(size):
         ends[np.int64((given[i] - least) >> shift)] += 1
-        scratch[i] = permutation[begin + i]
+        scratch[begin + i] = permutation[begin + i]
     place: Any = np.int64(0)
     for b in range(buckets):
         count = np.int64(ends[b])
@@ -507,7 +508,7 @@ def _sort_large_group(
         bucket = np.int64((given[i] - least) >> shift)
         place = np.int64(ends[bucket])
         ends[bucket] = place + 1
-        permutation[begin + place], keys[place] = scratch[i], given[i]
+        permutation[begin + place], keys[place] = scratch[begin + i], given[i]
     first: Any = np.int64(0)
     for b in range(buckets):
         stop: Any = np.int64(ends[b])
@@ -536,7 +537,7 @@ def sort_within_groups(permutation: Narrow, groups: Narrow, more: Words2d, scrat
     - permutation, int32[n]: the rows sorted by group. The kernel sorts them further.
     - groups, int32[g + 1]: the place where each group begins.
     - more, uint64[n, w]: the other words of each row.
-    - scratch, int32[n]: scratch memory.
+    - scratch, int32[n]: scratch memory. The kernel uses only the places of the groups.
     - starts, int32[n + 1]: the place where each identity begins, and the end. The kernel writes this array.
 
     >>> permutation, starts = np.array([2, 0, 1], np.int32), np.empty(4, np.int32)

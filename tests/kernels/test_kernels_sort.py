@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 from ddflow.columns.layout import Arena
 from ddflow.columns.sorting import sort_by_identity, sort_by_words
 from ddflow.columns.threads import Threads
-from ddflow.kernels.sort import _find_group_starts, order_by_rank, sort_range
+from ddflow.kernels.sort import _find_group_starts, order_by_rank, sort_range, sort_within_groups
 
 pytestmark = pytest.mark.kernels
 TOP = 2**64 - 1
@@ -154,3 +154,11 @@ def test_rows_that_are_distributed_twice_are_sorted_stably(kind: str, bits: int)
     high = distribution(kind, 150)
     for low in (None, [i * 31 % 5 for i in range(150)]):
         assert_sorted(high, low, bits, [TOP // 3])
+
+
+def test_a_sort_of_groups_leaves_the_memory_of_other_threads_alone() -> None:
+    more, scratch = words([i * 7919 % 101 for i in range(200)]).reshape(-1, 1), np.full(200, -7, np.int32)
+    permutation, starts = np.arange(200, dtype=np.int32), np.empty(101, np.int32)
+    sort_within_groups(permutation, np.array([100, 200], np.int32), more, scratch, starts)
+    assert more[permutation[100:], 0].tolist() == sorted(more[100:, 0].tolist())
+    assert set(scratch[:100].tolist()) == {-7}
