@@ -10,6 +10,7 @@ Limits: this module knows no columns and no types.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import zip_longest
 from typing import Any, ClassVar, Final, NamedTuple, TypeAlias
 
 from sqlglot import exp
@@ -81,6 +82,7 @@ _BITS = (exp.BitwiseAnd, exp.BitwiseOr, exp.BitwiseXor)
 _OPEN = (TokenType.L_PAREN, TokenType.L_BRACKET, TokenType.L_BRACE, TokenType.CASE)
 _CLOSE = (TokenType.R_PAREN, TokenType.R_BRACKET, TokenType.R_BRACE, TokenType.END)
 _SIGNS = (TokenType.DASH, TokenType.PLUS, TokenType.TILDE)
+_BEFORE_ASOF = (TokenType.INNER, TokenType.LEFT, TokenType.OUTER)
 _LITERAL = (TokenType.NUMBER, TokenType.STRING, TokenType.DASH)
 _AROUND = 60  # characters to show on both sides of a mistake
 
@@ -148,6 +150,7 @@ def _parse_text(text: str, dialect: Tree, several: str, remedy: str, trees: Call
         _check_limit(len(tokens), MOST_TOKENS, "words, signs and literals")
         nested = _count_nesting_levels(tokens)
         _read_window_as_name(tokens)
+        tokens = _read_asof_joins(tokens)
         tree, *others = trees(dialect.parser(), tokens) or [None]
         if any(each is not None for each in others):
             raise Refusal(f"it has several {several}, separated by ;", "write one")
@@ -223,6 +226,24 @@ def _read_window_as_name(tokens: Sequence[Any]) -> None:
             name, *rest = [each.token_type for each in tokens[place + 1 : place + 4]] or [None]
             if name not in (TokenType.VAR, TokenType.IDENTIFIER) or rest != [TokenType.ALIAS, TokenType.L_PAREN]:
                 token.token_type = TokenType.VAR
+
+
+def _read_asof_joins(tokens: Sequence[Any]) -> list[Any]:
+    """Read the words of ASOF joins as the parser does.  O(tokens).
+
+    The parser expects ASOF before LEFT, and knows MATCH_CONDITION only in another dialect.
+    """
+    out = list[Any]()
+    for token, following in zip_longest(tokens, tokens[1:]):
+        kind = following.token_type if following is not None else None
+        if token.token_type == TokenType.VAR and token.text.upper() == "MATCH_CONDITION" and kind == TokenType.L_PAREN:
+            token.token_type = TokenType.MATCH_CONDITION
+        at = len(out)
+        if token.token_type == TokenType.ASOF and kind == TokenType.JOIN:
+            while at and out[at - 1].token_type in _BEFORE_ASOF:
+                at -= 1
+        out.insert(at, token)
+    return out
 
 
 def _build_parse_refusal(text: str, error: ParseError, remedy: str) -> Refusal:

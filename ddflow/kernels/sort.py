@@ -481,7 +481,7 @@ def _sort_large_group(
 ) -> None:
     """Sort the rows at the places [begin, end) by buckets of the first word that differs, and then within buckets.
 
-    ``ends``, ``keys`` and ``given``: scratch memory for m numbers each. Of ``scratch``, only the places [begin, end) are
+    ``ends``, ``keys`` and ``given``: scratch memory for m numbers each. Only the places [begin, end) of ``scratch`` are
     used, because threads that sort other groups share it.
     """
     size, w, least, span = end - begin, 0, np.uint64(0), np.uint64(0)

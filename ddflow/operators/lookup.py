@@ -90,7 +90,7 @@ class LookUp(Operator):
 
     def to_json(self, formulas: Any) -> dict[str, Any]:
         """Write the join columns, the right columns, and ``how`` as JSON."""
-        columns = {"without": self.without} if self.shown is None else {"columns": dict(self.shown)}
+        columns = {"without": self.without} if self.shown is None else {"columns": list(map(list, self.columns))}
         return {"on": [list(each) for each in self.on], "how": self.how} | columns
 
     @classmethod
@@ -102,12 +102,10 @@ class LookUp(Operator):
     @staticmethod
     def read_arguments(record: JsonRecord) -> tuple[list[Any], dict[str, str] | None, list[str], str]:
         """Read the join columns, the right columns, and ``how``."""
-        shown, without = None, list[str]()
+        shown = None
         if "columns" in record:
-            columns = record.read_record("columns")
-            shown = {name: columns.read_text(name) for name in columns.list_field_names()}
-        else:
-            without = record.read_texts("without")
+            shown = {str(name): str(of) for name, of in record.read_list("columns")}
+        without = [] if shown is not None else record.read_texts("without")
         return record.read_list("on"), shown, without, record.read_text("how")
 
     @classmethod

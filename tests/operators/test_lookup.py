@@ -5,6 +5,7 @@ Rows appear, disappear and return, several times within a step. ``test_operators
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -361,9 +362,11 @@ def test_its_json_makes_it_again() -> None:
     flow, left, names = bids()
     out = left.lookup(names.project({"a": "auction", "name": "name"}), on={"auction": "a"}, how="inner")
     flow.output("out", out)
-    again = rebuild_plan(describe_plan(flow))
+    flow.output("two", left.lookup(names.project({"z": "auction", "b": "name", "a": "name"}), on={"auction": "z"}))
+    again = rebuild_plan(json.loads(json.dumps(describe_plan(flow), sort_keys=True)))
+    assert again.outputs["two"].schema == flow.outputs["two"].schema
     assert describe_plan(again) == describe_plan(flow) and again.outputs["out"].schema == out.schema
-    (node,) = [node for node in flow.nodes if node.verb == "lookup"]
+    node, _ = [node for node in flow.nodes if node.verb == "lookup"]
     said = format_node(describe_plan(flow), compute_node_id(node), "this plan")
     assert said == "bids.lookup(names, on={'auction': 'auction'}, how='inner')"
     assert out.unique is False and out.positive

@@ -37,6 +37,7 @@ from ddflow.plan.sql.clauses import (
 from ddflow.plan.sql.lower import QueryLowering
 from ddflow.plan.sql.query import (
     ASKED,
+    COMPARISONS,
     JoinNode,
     QueryScope,
     ResolvedQuery,
@@ -278,11 +279,12 @@ class QueryReader(ClauseReader):
         self, left: TableLeaf | JoinNode, names: QueryScope, tree: Tree, withs: Withs
     ) -> tuple[JoinNode, QueryScope]:
         how = _HOWS.get((tree.side.upper(), tree.kind.upper()))
-        if how is None or tree.method.upper() not in ("", "NATURAL"):
-            words = " ".join(each for each in (tree.method, tree.side, tree.kind) if each)
-            raise build_query_error(
-                tree, f"{words} JOIN is not supported", "write INNER, LEFT, RIGHT, FULL, SEMI or ANTI"
-            )
+        asof, matched = tree.method.upper() == "ASOF", tree.args.get("match_condition")
+        known = how in ("inner", "left") if asof else matched is None and tree.method.upper() in ("", "NATURAL")
+        if how is None or not known:
+            words = " ".join(each for each in (tree.method, tree.side, tree.kind, "JOIN") if each)
+            words += " with MATCH_CONDITION" if matched is not None else ""
+            raise build_query_error(tree, f"{words} is not supported", "write INNER, LEFT, RIGHT, FULL, SEMI or ANTI")
         right, other = self._read_relation(tree.this, withs)
         clash = [each for each in other.aliases if find_matching_name(each, names.aliases)]
         if clash:
@@ -292,7 +294,7 @@ class QueryReader(ClauseReader):
         both, using = names.combine_names(other), [each.name for each in tree.args.get("using") or ()]
         if tree.args.get("using") == []:
             raise build_query_error(tree, "USING names no column", "name at least one column, or write CROSS JOIN")
-        if tree.method:
+        if tree.method and not asof:
             using = [
                 each.name
                 for each in names.visible
@@ -301,9 +303,17 @@ class QueryReader(ClauseReader):
         on = [] if tree.args.get("on") is None else self.read_conditions(tree.args["on"], both, withs)
         for index, name in enumerate(using):
             one, two = names.find_column(name, tree), other.find_column(name, tree)
-            on.append(exp.EQ(this=one.tree.copy(), expression=two.tree.copy()))
+            last = asof and matched is None and index == len(using) - 1
+            on.append((exp.GTE if last else exp.EQ)(this=one.tree.copy(), expression=two.tree.copy()))
             both.merge_columns(index, VisibleColumn(None, one.name, _merge_using_columns(how, one, two)), [one, two])
         made = JoinNode(left, right, how, on)
+        if asof:
+            given = on if matched is None else self.read_conditions(matched, both, withs, "MATCH_CONDITION")
+            compared = [each for each in given if isinstance(each, COMPARISONS)]
+            if len(compared) != 1 or (matched is not None and len(given) != 1):
+                found = f"ASOF JOIN has {len(compared)} comparisons"
+                raise build_query_error(tree, found, "write one, as in MATCH_CONDITION (l.t >= r.t)")
+            made.at, made.on = compared[0], [each for each in on if each is not compared[0]]
         if how in ("semi", "anti"):
             both.drop_table(other)
         return made, both

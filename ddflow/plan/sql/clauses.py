@@ -69,7 +69,7 @@ _READ: Final[dict[Any, set[str]]] = {
     exp.From: {"this"},
     exp.Table: {"this", "alias", "joins"},
     exp.TableAlias: {"this", "columns"},
-    exp.Join: {"this", "side", "kind", "method", "on", "using"},
+    exp.Join: {"this", "side", "kind", "method", "on", "using", "match_condition"},
     exp.Group: {"expressions", "all"},
     exp.Distinct: {"expressions", "on"},
     exp.Order: {"expressions"},

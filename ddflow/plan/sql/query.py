@@ -53,6 +53,10 @@ class SubqueryNode(exp.Anonymous):
         return list(self.expressions[1:])
 
 
+COMPARISONS: Final = (exp.GTE, exp.GT, exp.LTE, exp.LT)
+"""The comparisons of an ASOF join."""
+
+
 def build_query_error(tree: Tree, found: str, remedy: str) -> ExpressionError:
     """Build the error for a part of a query, with its position."""
     return ExpressionError(ASKED, f"{found}{describe_place(tree)}", remedy)
@@ -242,12 +246,13 @@ class TableLeaf:
 
 @dataclass(eq=False)
 class JoinNode:
-    """A join in FROM.  ``on``: its conditions."""
+    """A join in FROM.  ``on``: its conditions.  ``at``: the comparison of an ASOF join."""
 
     left: TableLeaf | JoinNode
     right: TableLeaf | JoinNode
     how: str
     on: list[Tree]
+    at: Any = None
 
     def query_column_names(self) -> set[str]:
         """Return the logical names of the join's result."""

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 from sqlglot import exp
 
-from ddflow.errors import ExpressionError
+from ddflow.errors import ExpressionError, SpecError
 from ddflow.expressions import compile as compile_expression
 from ddflow.expressions.functions.time_windows import WINDOW
 from ddflow.expressions.parse import Tree, strip_call_suffixes
@@ -33,6 +33,7 @@ from ddflow.plan.sql.query import (
     shorten_tree_sql,
     write_tree_sql,
 )
+from ddflow.plan.verbs.asof import join_nearest_rows
 from ddflow.plan.verbs.rest_columns import split_rest_columns
 
 KeyPair = tuple[Tree, Tree]
@@ -285,6 +286,35 @@ class QueryVerbs:
             return Relation(of, left.names, left.solid)
         solid = {"inner": left.solid | right.solid, "left": left.solid, "right": right.solid}.get(how, frozenset())
         return Relation(of, names, solid)
+
+    def join_nearest_rows(
+        self,
+        left: Relation,
+        right: Relation,
+        keys: Sequence[KeyPair],
+        moments: KeyPair,
+        way: str,
+        how: str,
+        used: set[str],
+    ) -> Relation:
+        """Join each row to the nearest row. ``moments``, ``way``: the moments of both sides, and their comparison."""
+        read = find_query_column_names(*(each for pair in (*keys, moments) for each in pair))
+        wanted = read | used | set(right.names)
+        left, right = self.drop_unused_columns(left, wanted), self.drop_unused_columns(right, right.names)
+        shared = self._find_shared_key_columns(left, right, keys, how, used)
+        left, right = self._rename_equal_columns(left, right, keys, shared, wanted)
+        cast = (_cast_key_pair(left, one, right, other) for one, other in (*keys, moments))
+        (*on, at), names = ((_write_key_sql(left, a), _write_key_sql(right, b)) for a, b in cast), left.names
+        try:
+            of = self.make_collection_once(
+                left.of,
+                ("asof", id(right.of), how, way, *on, at),
+                lambda: join_nearest_rows(left.of, right.of, on, (at[0], way, at[1]), how),
+            )
+        except SpecError:
+            kinds = f"{sql_name(left.find_tree_type(moments[0]))} with {sql_name(right.find_tree_type(moments[1]))}"
+            raise build_query_error(moments[0], f"ASOF JOIN compares {kinds}", "compare times or numbers") from None
+        return Relation(of, {**right.names, **names}, left.solid | (right.solid if how == "inner" else set()))
 
     def _find_shared_key_columns(
         self, left: Relation, right: Relation, keys: Sequence[KeyPair], how: str, used: set[str] | None

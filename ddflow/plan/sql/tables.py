@@ -29,6 +29,7 @@ from ddflow.plan.sql.query import (
     SelectQuery,
     SubqueryNode,
     TableLeaf,
+    build_query_error,
     replace_nodes,
 )
 from ddflow.plan.sql.relation import KeyPair, QueryVerbs, Relation
@@ -155,6 +156,8 @@ class FromLowering:
     def _lower_from_part(self, part: TableLeaf | JoinNode, own: list[Tree], used: set[str]) -> Relation:
         if isinstance(part, TableLeaf):
             return self._lower_table(part, own, used)
+        if part.at is not None:
+            return self._lower_asof_join(part, own, used)
         keeps = _KEEPS.get(part.how)
         kept = part.left if keeps == "left" else part.right
         low = [each for each in own if keeps and self._reads_only_names(each, kept.query_column_names())]
@@ -178,6 +181,25 @@ class FromLowering:
         second = inside if keeps == "left" else low
         left, right = self._lower_join_side(part.left, first, below), self._lower_join_side(part.right, second, below)
         return self._filter_rows(self.steps.join_rows(left, right, keys, part.how, rest, needed), high)
+
+    def _lower_asof_join(self, part: JoinNode, own: list[Tree], used: set[str]) -> Relation:
+        """Lower an ASOF join. All right columns are needed, because they decide between equal moments."""
+        at, sides = part.at, (part.left.query_column_names(), part.right.query_column_names())
+        low = [each for each in own if self._reads_only_names(each, sides[0])]
+        high = [each for each in own if each not in low]
+        pairs: list[Any] = [self.find_key_pair(each, *sides) for each in part.on]
+        moments = self.find_key_pair(exp.EQ(this=at.this, expression=at.expression), *sides)
+        if None in pairs or moments is None:
+            wrong = at if moments is None else part.on[pairs.index(None)]
+            found = "a condition of ASOF JOIN does not compare the left with the right"
+            raise build_query_error(wrong, found, "equate columns of both tables, and compare one moment of each")
+        needed = used | self.lower.list_query_column_names(*high, *part.on, at)
+        left = self._lower_join_side(part.left, low, needed)
+        right = self._lower_join_side(part.right, [], needed | sides[1])
+        way = {exp.GTE: ">=", exp.GT: ">", exp.LTE: "<=", exp.LT: "<"}[type(at)]
+        if moments[0] is not at.this.unnest():
+            way = way.translate(str.maketrans("<>", "><"))
+        return self._filter_rows(self.steps.join_nearest_rows(left, right, pairs, moments, way, part.how, needed), high)
 
     def _lower_join_side(self, part: TableLeaf | JoinNode, own: list[Tree], used: set[str]) -> Relation:
         parts, on = _flatten_joins(part)
@@ -206,7 +228,7 @@ def _flatten_joins(source: TableLeaf | JoinNode) -> tuple[list[TableLeaf | JoinN
     parts, on, ahead = list[TableLeaf | JoinNode](), list[Tree](), [source]
     while ahead:
         each = ahead.pop()
-        if isinstance(each, JoinNode) and each.how == "inner":
+        if isinstance(each, JoinNode) and each.how == "inner" and each.at is None:
             on = [*each.on, *on]
             ahead += [each.right, each.left]
         else:

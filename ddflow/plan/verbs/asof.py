@@ -23,17 +23,16 @@ _SIDE: Final = r"\s*((?:`(?:[^`]|``)*`|'[^']*'|[^`'<>])+?)\s*"
 _COMPARED: Final = re.compile(f"{_SIDE}(>=|<=|>|<)(?!=){_SIDE}")
 
 
-def join_nearest_rows(left: Any, right: Any, on: Any, at: Any, how: str) -> Any:
-    """Join each row to the nearest row; see `AsofVerbs.asof`."""
+def join_nearest_rows(left: Any, right: Any, on: list[tuple[str, str]], at: tuple[str, str, str], how: str) -> Any:
+    """Join each row to the nearest row; see `AsofVerbs.asof`.
+
+    ``on``: the pairs of keys.  ``at``: the left moment, the comparison, and the right moment.
+    """
     if how not in ("inner", "left"):
         raise SpecError("asof", ErrorText(Option("how"), f" is {how!r:.99}"), "use 'inner' or 'left'")
-    compared = _COMPARED.fullmatch(at) if isinstance(at, str) else None
-    if compared is None:
-        found, remedy = f" is {shorten(repr(at))}", "compare one column of each side with >=, >, <= or <"
-        raise SpecError("asof", ErrorText(Option("at"), found), ErrorText(f"{remedy}: ", Option("at", "t >= t")))
     check_same_flow("asof", left, right)
-    one, way, other = (_QUOTED.sub(lambda name: name[1].replace("``", "`"), each) for each in compared.groups())
-    sides = prepare_sides(left, right, parse_key_pairs(on, "asof"), "asof", [(one, other)])
+    one, way, other = at
+    sides = prepare_sides(left, right, on, "asof", [(one, other)])
     (*keys, (mine, its)), direction = sides.on, "desc" if ">" in way else "asc"
 
     def arrange(side: Any, by: Sequence[str], moment: str, ties: bool) -> Any:
@@ -46,6 +45,16 @@ def join_nearest_rows(left: Any, right: Any, on: Any, at: Any, how: str) -> Any:
     shown = None if 1 in sides.whole else {name: name for name, side, _ in columns if side == 1}
     made = of._apply_verb("asof", partner, keys, [mine, way, its], shown, sides.merged, how)
     return select_columns(made, [name for name, _, _ in columns])
+
+
+def _parse_comparison(at: Any) -> tuple[str, str, str]:
+    """Parse the comparison of two moments. Return both moments, and the comparison between them. Raises `SpecError`."""
+    compared = _COMPARED.fullmatch(at) if isinstance(at, str) else None
+    if compared is None:
+        found, remedy = f" is {shorten(repr(at))}", "compare one column of each side with >=, >, <= or <"
+        raise SpecError("asof", ErrorText(Option("at"), found), ErrorText(f"{remedy}: ", Option("at", "t >= t")))
+    one, way, other = (_QUOTED.sub(lambda name: name[1].replace("``", "`"), each) for each in compared.groups())
+    return one, way, other
 
 
 class AsofVerbs(VerbFamily[Made], Generic[Made]):
@@ -103,5 +112,5 @@ class AsofVerbs(VerbFamily[Made], Generic[Made]):
         >>> trades.asof(prices, on="id", at="sold >= since", how="left")
         Asof(id int64, sold int64, since int64, price int64)
         """
-        made: Made = join_nearest_rows(self, right, on, at, how)
+        made: Made = join_nearest_rows(self, right, parse_key_pairs(on, "asof"), _parse_comparison(at), how)
         return made
