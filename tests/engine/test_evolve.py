@@ -367,7 +367,7 @@ def test_upserts_of_an_input_that_is_not_kept_evolve_with_what_they_hold(keep: b
 
 
 @pytest.mark.parametrize("first", ["orders", "customers"])
-@pytest.mark.parametrize("how", ["inner", "left", "right", "full", "semi", "anti", "lookup"])
+@pytest.mark.parametrize("how", ["inner", "left", "right", "full", "semi", "anti", "lookup", "asof"])
 def test_joins_show_the_columns_that_their_sides_get(how: Any, first: str, tmp_path: Any) -> None:
     """Also of a side of which there was nothing to show."""
     wide = {"orders": {"id": int, "customer": int, "note": str}, "customers": {"customer": int, "city": str}}
@@ -378,7 +378,11 @@ def test_joins_show_the_columns_that_their_sides_get(how: Any, first: str, tmp_p
         orders = flow.upserts("orders", columns["orders"], dd.Upsert("id"))
         customers = flow.upserts("customers", columns["customers"], dd.Upsert("customer"))
         by: dict[str, Any] = {"on": "customer"}
-        flow.output("out", orders.lookup(customers, **by) if how == "lookup" else orders.join(customers, how=how, **by))
+        if how == "asof":
+            flow.output("out", orders.asof(customers, on=[], at="customer >= customer"))
+        else:
+            made = orders.lookup(customers, **by) if how == "lookup" else orders.join(customers, how=how, **by)
+            flow.output("out", made)
         return flow
 
     def rows(name: str, *given: tuple[Any, ...]) -> pa.Table:

@@ -22,7 +22,7 @@ from test_top import possible, put_out, read
 from tight import MEMORY, tighten, tiny
 
 import ddflow as dd
-from ddflow.errors import CorruptState, NegativeMultiplicity, SpecError
+from ddflow.errors import CorruptState, NegativeMultiplicity, PlanChanged, SpecError
 from ddflow.plan.text.codec import compute_node_id, describe_plan, format_node, rebuild_plan
 from ddflow.storage.memory import MemoryStore
 from ddflow.tools.verify import recount_groups
@@ -285,6 +285,31 @@ def test_a_new_one_on_an_old_state_is_computed_from_its_rows() -> None:
         out = engine.step({"right": {"k": [7], "t": [5], "p": ["A"], "n": [1]}})["out"]
         assert sorted((row["p"], row["_diff"]) for row in out.to_pylist()) == [("A", 2), ("a", -2)]
     assert dd.fsck(store.reopen()).ok
+
+
+def test_wider_moments_are_the_same_and_other_orders_are_refused(tmp_path: Path) -> None:
+    def flow(moment: Any, price: Any) -> dd.Flow:
+        made = dd.Flow()
+        left = made.upserts("left", {"id": int, "t": pa.int64()}, dd.Upsert("id"))
+        right = made.upserts("right", {"id": int, "s": moment, "p": price}, dd.Upsert("id"))
+        right = right.project(["s", "p"])
+        made.output("out", left.asof(right, on=[], at="t >= s"))
+        return made
+
+    with flow(pa.int16(), pa.int32()).open(tmp_path) as engine:
+        right = {"id": [1, 2, 3], "s": [-5, 5, 5], "p": [1, 10, 9]}
+        engine.step({"left": {"id": [1], "t": [7]}, "right": right})
+        engine.evolve({"right": {"id": int, "s": pa.int64(), "p": pa.int64()}})
+        assert read(engine.read("out")) == {(1, 7, 5, 9): 1}
+        engine.step({"left": {"id": [2], "t": [2**40]}, "right": {"id": [4], "s": [2**40], "p": [2**40]}})
+        assert read(engine.read("out")) == {(1, 7, 5, 9): 1, (2, 2**40, 2**40, 2**40): 1}
+        engine._check_invariants()
+        with raises(PlanChanged):
+            engine.evolve({"right": {"id": int, "s": pa.int64(), "p": pa.string()}})
+    with flow(pa.int64(), pa.int64()).open(tmp_path) as engine:
+        engine.step({"right": {"id": [3], "s": [6], "p": [9]}})
+        assert read(engine.read("out")) == {(1, 7, 6, 9): 1, (2, 2**40, 2**40, 2**40): 1}
+    assert dd.fsck(tmp_path).ok
 
 
 def test_its_json_makes_the_same() -> None:

@@ -28,6 +28,9 @@ def flow_of() -> dd.Flow:
     flow.output("by_city", joined.group_by("city").agg(total="sum(amount)"))
     flow.output("itself", orders.join(orders.project({"other": "id", "customer": "customer"}), on="customer"))
     flow.output("alone", customers.join(orders.count("customer"), on={"of": "customer"}, how="anti"))
+    before = orders.project({"before": "id", "customer": "customer"})
+    flow.output("latest", orders.asof(before, on="customer", at="id > before", how="left"))
+    flow.output("near", customers.asof(orders.count("customer"), on=[], at="of >= customer"))
     flow.output("all", flow.sql("select count(*) n, sum(amount) s from orders"))
     return flow
 
