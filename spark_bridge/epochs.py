@@ -32,7 +32,7 @@ from ddflow.errors import ErrorText, Option, SchemaMismatch, SpecError, WrongMod
 from ddflow.partitions.commit import DriverOptions, EpochDriver
 from ddflow.partitions.driver_epochs import sync_state
 from ddflow.partitions.receipt import EpochResult
-from ddflow.partitions.stages import Stages, cut_stages
+from ddflow.partitions.stages import Stages, cut_stages, warn_of_single_partitions
 from ddflow.plan.collection import walk_inputs
 from ddflow.plan.inputs.spec import KeyedFrame
 from ddflow.plan.plan import Plan
@@ -306,6 +306,7 @@ def _run_lazily(
             f"run with {name}=", "there is no state", ErrorText("pass ", Option("state"), f", or omit {name}=")
         )
     cut_stages(flow)
+    warn_of_single_partitions(flow)
     flow, outputs = flow.frozen(), build_output_schemas(flow)
     columns = {name: check_columns(flow, name, frame, streaming=False) for name, frame in frames.items()}
     for name in flow.inputs:

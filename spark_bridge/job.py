@@ -45,6 +45,7 @@ from ddflow.partitions.epoch_start import EpochStart, StateVersion
 from ddflow.partitions.messages import SeenMessageColumns
 from ddflow.partitions.partitioner import Partitioner, PastSchemaDigests, find_arrival_columns, find_present_columns
 from ddflow.partitions.receipt import EpochResult, Receipt
+from ddflow.partitions.stages import warn_of_single_partitions
 from ddflow.plan.evolve import PastSchemas
 from ddflow.plan.plan import Plan
 from ddflow.plan.text.codec import describe_plan, fingerprint_plan, rebuild_plan
@@ -132,6 +133,7 @@ class Job:
 
     def __init__(self, flow: Flow, columns: Mapping[str, tuple[str, ...]], options: StateOptions, session: Any) -> None:
         self.flow, self.options, self.shapes, self.columns = flow.frozen(), options, build_output_schemas(flow), columns
+        warn_of_single_partitions(flow)
         self.memory, self.part_cache = parse_size(options.memory), choose_cache_limit(options.part_cache, session)
         self.stamp = _compute_flow_fingerprint(flow)
         self.name = options.name or ", ".join(flow.inputs)

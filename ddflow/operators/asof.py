@@ -152,7 +152,7 @@ class Asof(LookUp):
     1 9 7 60 2 1
     """
 
-    verb, keeps, looks, as_it_came = "asof", False, (0, 1), False
+    verb, keeps, looks, as_it_came, orders_partitions = "asof", False, (0, 1), False, True
 
     def __init__(self, left: Collection, right: Collection, on: Any, at: Sequence[str], *columns: Any) -> None:
         super().__init__(left, right, on, *columns)

@@ -39,7 +39,7 @@ class Over(Operator):
     [{'id': 3, 'n': 7, 'total': 21, '_time': 2, '_diff': -1}, {'id': 3, 'n': 8, 'total': 22, '_time': 2, '_diff': 1}]
     """
 
-    verb, keeps = "over", True
+    verb, keeps, orders_partitions = "over", True, True
 
     def __init__(
         self, of: Collection, partition_by: str | Sequence[str], order_by: str | Sequence[str], texts: Mapping[str, Any]

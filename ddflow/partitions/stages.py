@@ -14,6 +14,7 @@ stage 0: orders, cities, filter; paid; sums 0 by [city] of filter; sums 1 by [ci
 stage 1: sums 0 by [city] of filter; sums 1 by [city] of cities; looks into cities of stage 0; count, join; by_city
 """
 
+import warnings
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
@@ -214,6 +215,15 @@ def compute_placements(flow: Plan) -> dict[Collection, Placement]:
             same = len(roots) == 1 and len({i.by for i in inputs}) == 1
             places[node] = Placement(roots, inputs[0].by if same else None)
     return places
+
+
+def warn_of_single_partitions(flow: Plan) -> None:
+    """Warn of operators that need all rows in order, because one task then computes them.  O(nodes)."""
+    for node in flow.nodes:
+        if node.orders_partitions and node.exchange()[0] == () and node in walk_inputs(flow.outputs.values()):
+            found = f"{node.verb}(...) without {'keys' if len(node.inputs) > 1 else 'partition_by='}"
+            remedy = "add columns that divide the rows"
+            warnings.warn(f"{found}: one Spark task computes all of its rows; {remedy}", stacklevel=5)
 
 
 def find_partition_columns(node: Collection, place: Placement) -> Columns | None:

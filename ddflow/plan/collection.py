@@ -105,6 +105,9 @@ class Collection(
     The columns of `exchange` are the lookup key.
     """
 
+    orders_partitions: ClassVar[bool] = False
+    """Whether the operator needs all rows of a partition in order. Without columns, all rows are one partition."""
+
     as_it_came: ClassVar[bool] = False
     """Whether the state depends on the order in which rows arrived.
 

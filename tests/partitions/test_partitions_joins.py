@@ -83,6 +83,10 @@ def made_of(orders: Any, customers: Any, notes: Any) -> dict[str, Callable[[], A
         "counted": lambda: joined().count("city"),
         "top": lambda: joined().top(2, ["amount desc"], ["city"], offset=1),
         "top of all": lambda: joined().project(["id", "city"]).top(2, ["city"]),
+        "window functions": lambda: joined().over(
+            "city", "amount desc", place="row_number()", before="lag(id)", total="sum(amount)"
+        ),
+        "window functions of all": lambda: orders.over((), "id", n="count(*) over (rows 1 preceding)"),
         "of a top": lambda: customers.join(
             orders.top(1, ["amount"], ["customer"]).project({"of": "customer", "best": "amount"}), on="of"
         ),

@@ -33,6 +33,7 @@ from mergers import DERIVED, MERGERS, PROJECTIONS, with_function
 from model import Collection, Node, Twin, Updates, collection, without_zeros
 from rules import Input, Refused, Row, canonical
 from tight import MEMORY, tighten
+from window_rules import Call
 
 import ddflow as dd
 from ddflow.columns.hashing import Secret
@@ -245,6 +246,11 @@ def plan(expression: Sequence[Any], inputs: Mapping[str, Any], python: bool) -> 
     if verb == "agg":
         made = {name: AGGREGATES[text][2] for name, text in rest[2].items()}
         return below.agg(rest[1], **made) if python else below.group_by(*rest[1]).agg(**rest[2])
+    if verb == "over":
+        calls = {name: Call(*told[:3], frame=tuple(told[3]) if told[3:] else None) for name, told in rest[3].items()}
+        if python:
+            return below.over(*rest[1:3], calls)
+        return below.over(*rest[1:3], **{name: call.sql for name, call in calls.items()})
     if verb == "threshold":
         return below.threshold(THRESHOLDS[rest[1]] if python else rest[1])
     if verb == "versions" and python:

@@ -17,6 +17,7 @@ from typing import Any
 
 import duckdb  # noqa: F401 of the doctest
 from model import ordering
+from window_rules import Call
 
 Query = tuple[str, list[str]]
 """The SQL text of a query, and the columns of the query without ``_n``."""
@@ -92,6 +93,8 @@ def query(expression: Sequence[Any], inputs: Mapping[str, list[str]]) -> Query:
             return f"({_set(below, query(other, inputs)[0], columns, SETS[kind, every])})", columns
         case "top", [k, by, of, offset, rank]:
             return _top(below, columns, k, by, of, offset, rank)
+        case "over", [by, order, calls]:
+            return _over(below, columns, by, order, calls)
         case "versions", [key, order, delete, ignore, start, stop]:
             return _versions(below, columns, key, order, delete, ignore, start, stop)
         case "join", [other, on, how, condition]:
@@ -152,6 +155,25 @@ def _top(below: str, columns: list[str], k: int, by: list[str], of: list[str], o
         return f"(select {shown}{last} - {first} as _n from ({placed}) where {last} > {first})", columns
     places = f"unnest(range(cast({first} as bigint) + 1, cast({last} as bigint) + 1))"
     return f"(select {shown}{places} as {_name(rank)}, 1 as _n from ({placed}))", [*columns, rank]
+
+
+def _over(below: str, columns: list[str], by: list[str], order: list[str], calls: Mapping[str, list[Any]]) -> Query:
+    """Return the query of window functions. Each row occurs as often as its multiplicity."""
+    ways = [ordering(text) for text in order]
+    ties = [(name, False, True) for name in columns if name not in [each[0] for each in ways]]
+    said = []
+    for name, told in calls.items():
+        call = Call(told[0], told[1] and _name(told[1]), *told[2:3], frame=tuple(told[3]) if told[3:] else None)
+        text, _, frame = call.sql.partition(" over (")
+        every = ways if call.function in ("rank", "dense_rank", "min") else [*ways, *ties]
+        sorts = ", ".join(
+            f"{_name(each)} {'desc' if descending else 'asc'} nulls {'first' if first else 'last'}"
+            for each, descending, first in every
+        )
+        groups = f"partition by {', '.join(map(_name, by))} " if by else ""
+        said.append(f"{text} over ({groups}order by {sorts} {frame.removesuffix(')')}) as {_name(name)}")
+    rows = f"(select {', '.join(map(_name, columns))}, unnest(range(cast(_n as bigint))) from {below})"
+    return added(f"select {', '.join([*map(_name, columns), *said])}, 1 as _n from {rows}", [*columns, *calls])
 
 
 def _versions(

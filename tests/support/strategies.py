@@ -65,7 +65,7 @@ TIMES = ["int64", "int64", "timestamp[us]", "date32"]
 
 
 LINEAR = (*["filter"] * 2, *["project"] * 2, "concat", "negate", "consolidate")
-VERBS = (*LINEAR, "count", "sets", "top", "versions", "asof", *["join"] * 2, *["agg"] * 2)
+VERBS = (*LINEAR, "count", "sets", "top", "over", "versions", "asof", *["join"] * 2, *["agg"] * 2)
 
 
 def maybe(strategy: st.SearchStrategy[Any], other: Any = None) -> st.SearchStrategy[Any]:
@@ -195,6 +195,8 @@ def plans(
         return draw(sets(below, of, conditions)), of
     if verb == "top" and "rank" not in of and not any(kind.startswith(("list", "struct")) for kind in of.values()):
         return draw(tops(below, of))
+    if verb == "over" and not any(name[0] == "w" for name in of) and not_nested(of):
+        return draw(windows(below, of))
     if (
         verb == "versions"
         and not {"start", "stop"} & set(of)
@@ -233,6 +235,39 @@ def tops(draw: st.DrawFn, below: list[Any], of: dict[str, str]) -> tuple[list[An
     told = [draw(st.integers(1, 3)), by, draw(some(list(of))), draw(st.integers(0, 2))]
     rank = draw(st.sampled_from([None, "rank"]))
     return ["top", below, *told, rank], of if rank is None else of | {"rank": "int64"}
+
+
+def not_nested(of: dict[str, str]) -> bool:
+    """Tell whether all columns have an order."""
+    return not any(kind.startswith(("list", "struct")) for kind in of.values())
+
+
+@st.composite
+def windows(draw: st.DrawFn, below: list[Any], of: dict[str, str]) -> tuple[list[Any], dict[str, str]]:
+    """Draw window functions, over a collection without negative multiplicities."""
+    ways = st.sampled_from(["", " desc", " asc nulls last", " desc nulls first"])
+    order = [name + draw(ways) for name in draw(some(list(of), 1))]
+    calls, kinds = dict[str, list[Any]](), dict[str, str]()
+    for i in range(draw(st.integers(1, 2))):
+        call = draw(st.sampled_from(WINDOW_FUNCTIONS))
+        column = draw(st.sampled_from(list(of)))
+        calls[f"w{i}"] = [call[0], column if call[1] else "", *call[2:]]
+        kinds[f"w{i}"] = of[column] if call[1] else "int64"
+    return ["over", not_below_zero(below), draw(some(list(of))), order, calls], of | kinds
+
+
+WINDOW_FUNCTIONS = [
+    ["row_number", False],
+    ["rank", False],
+    ["dense_rank", False],
+    ["lag", True, 1],
+    ["lead", True, 2],
+    ["count", False, 1, ["rows", -1, 2]],
+    ["min", True],
+    ["max", True, 1, ["rows", -2, 0]],
+    ["first_value", True, 1, ["rows", None, 1]],
+]
+"""Window functions that are drawn: the name, whether it reads a column, a number, and a frame."""
 
 
 def not_below_zero(plan: list[Any]) -> list[Any]:

@@ -30,7 +30,7 @@ from ddflow.operators.updates import (
     refuse_negative_counts,
     sort_retractions_first,
 )
-from ddflow.operators.window.calls import Arguments, FoldCall, PickCall, Results
+from ddflow.operators.window.calls import Arguments, FoldCall, PickCall
 from ddflow.operators.window.frames import Reach
 from ddflow.operators.window.marks import STRIDE, Mark, Marks
 from ddflow.operators.window.places import MOST_LISTED, Places, Prefix, build_empty_prefix
@@ -286,16 +286,11 @@ class RunningOver(RunningOrderedGroups):
             room = max(room, _check_place_count(float(at[2])))
             out = _allocate_states(room, most)
 
-    def _compute_results(self, places: Places, given: Arguments) -> list[Results]:
-        """Compute the results of the wanted calls."""
-        calls = [each for each in self.calls if each.name in self.wanted]
-        return [each.compute(places, given, self.range) for each in calls]
-
     def _compare_states(
         self, places: Places, states: States, given: Arguments
     ) -> tuple[Narrow, Ints, Ints, list[pa.Array]]:
         """Compare both states of each pair. Return the time rank, the row, the diff and the results of each update."""
-        results = self._compute_results(places, given)
+        results = [each.compute(places, given, self.range) for each in self.calls if each.name in self.wanted]
         matched: Any = *np.empty((2, places.row.size), np.int64), np.empty(places.row.size, np.int32)
         m = match_places(places.row, places.starts, *matched)
         before, after, pair = (each[:m] for each in matched)
@@ -334,12 +329,10 @@ class RunningOver(RunningOrderedGroups):
         _check_place_count(float(held.sum(dtype=np.float64)))
         starts = np.append(0, np.cumsum(held))[found.begins]
         places = Places(np.repeat(np.arange(held.size), held), starts, rows.event)
-        results = self._compute_results(places, self._compute_arguments(pool, rows.references))
-        mine = [field for field in self.shown if field.name in self.row.names]
-        made = [field for field in self.shown if field.name not in self.row.names and field.name in self.wanted]
-        columns = gather_arrays(pool, rows.references[places.row], mine)
-        columns += [each.take(places.index) for each in results]
-        return as_updates(pa.Table.from_arrays(columns, schema=pa.schema([*mine, *made])))
+        given = self._compute_arguments(pool, rows.references)
+        columns = gather_arrays(pool, rows.references[places.row], self.row)
+        columns += [each.compute(places, given, self.range).take(places.index) for each in self.calls]
+        return as_updates(pa.Table.from_arrays(columns, schema=self.shown))
 
     def _build_marks(self, places: Places, state: int, at: Ints, rows: WindowRows, given: Arguments) -> list[Mark]:
         """Build marks at some places of a state.  ``at``: the distances of these places from the start of the state.
