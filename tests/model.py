@@ -19,6 +19,7 @@ import copy
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from decimal import Decimal
 from operator import itemgetter
 from typing import Any
 
@@ -250,8 +251,8 @@ class Node:
                 its = [self._named(row) for row in rows]
                 keys = [[rank(row[name]) for name in named] for row in its]
                 values = None
-                if len(ways) == 1 and not any(isinstance(row[named[0]], str) for row in its):
-                    signs = [row[named[0]] for row in its]
+                signs = [row[named[0]] for row in its] if len(ways) == 1 else []
+                if all(each is None or isinstance(each, int | float | Decimal) for each in signs):
                     values = [each if each is None or not ways[0][1] else -each for each in signs]
                 for i, row in enumerate(rows):
                     out[(*row, *(canonical(each.result(its, keys, values, i)) for each in calls.values()))] += 1

@@ -307,7 +307,7 @@ def asof_joins(
     """Draw a join with the nearest row of another plan, if both plans have moments of one type."""
     right, there = other
     pairs = [(a, b) for a in of for b in there if of[a] == there[b] and not of[a].startswith(("list", "struct"))]
-    moments = [(a, b) for a, b in pairs if of[a] not in ("string", "binary")]
+    moments = [(a, b) for a, b in pairs if not of[a].endswith(("string", "binary"))]
     if not moments:
         return ["consolidate", left], of
     mine, its = draw(st.sampled_from(moments))
