@@ -35,6 +35,10 @@ PASSED = [
     ("select distinct o.*, c.city from o join c on o.c = c.id", "o"),
     ("select c.* from o join c on o.c = c.id where exists (select 1 from o p where p.n = c.n)", "c"),
     ("select city, count(*) as many from (select o.*, city from o join c on o.c = c.id) group by city", ""),
+    ("select c, row_number() over (partition by n order by c) as r from o", ""),
+    ("select o.n, lag(o.n) over (order by o.n) as p from o join c on o.c = c.id", ""),
+    ("select n, sum(n) over (order by c rows 1 preceding) as s from (select o.*, city from o join c using (id)) s", ""),
+    ("select c from (select * from o) s qualify row_number() over (partition by n order by c) <= 1", ""),
 ]
 """Queries, and whose ``x`` they show."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import random
+import re
 from collections import Counter
 from typing import Any
 
@@ -93,6 +94,64 @@ def test_drawn_windows_give_what_duckdb_gives(number: int) -> None:
     if chance.random() < 0.3:
         query += f" qualify {drawn_call(chance)} is not null"
     same_as_duckdb(query, query, chance.randrange(99))
+
+
+KEY_LAST = "(select c, status, amount, d, n, id from o) x"
+NO_KEY = "(select c, status, d, n from o) x"
+TIES = [
+    "select n, row_number() over (order by n{, id}) r from o",
+    "select status, row_number() over (order by n desc{, id}) r, row_number() over (order by c{, id}) q from o",
+    "select n, lag(c) over (partition by status order by n{, id}) p, rank() over (order by n) r from o",
+    f"select n, lead(n, 2) over (order by d{{, c, status, amount, n, id}}) p from {KEY_LAST}",
+    f"select n, sum(n) over (order by d{{, c, status, amount, n, id}} rows 1 preceding) s from {KEY_LAST}",
+    f"select n, ntile(3) over (order by n{{, c, status, d}}) t, count(*) over (order by n) k from {NO_KEY}",
+    f"select n, nth_value(n, 2) over (order by d{{, c, status, n}} rows 3 preceding) v from {NO_KEY}",
+    f"select d, first(n) over (partition by status order by d{{, c, n}}) f from {NO_KEY}",
+    "select o.n, row_number() over (order by c.city{, o.id, c.id}) r from o join c on o.n = c.n",
+    "select o.n, row_number() over (order by o.d{, c.id, o.id}) r from c left join o on o.c = c.id",
+    "select city, lag(o.n) over (order by city{, o.id, c.id}) r from o right join c on o.n = c.n",
+    "select city, lag(o.n) over (order by city{, o.id, c.id}) r from o full join c on o.n = c.n",
+    "select o.d, row_number() over (order by o.d{, t.k, o.id, c.id}) r from t, o, c where t.a = c.n and c.id = o.c",
+    "select c.city, lead(d) over (order by status{, c.id, o.id}) r from c join o using (n) "
+    "where o.id in (select k from t)",
+    "select n, row_number() over (order by n{, id}) r from o "
+    "where exists (select 1 from t where t.a = o.n or t.k < o.id)",
+    "select max(n) m, row_number() over (order by count(*){, status, c}) r from o group by status, c",
+    "select count(*) k, sum(count(*)) over (order by max(d){, upper(status), c} rows 2 preceding) r from o "
+    "group by upper(status), c",
+    "select n, d from o qualify row_number() over (partition by c order by n{, id}) <= 2",
+    f"select n from {NO_KEY} qualify row_number() over (partition by c order by n{{, status, d}}) <= 1",
+    "select n from (select n, row_number() over (partition by status order by d{, c, amount, n, id}) r "
+    f"from {KEY_LAST}) y where r <= 2",
+    "select o.status from o join c on o.c = c.n "
+    "qualify row_number() over (partition by c.city order by o.d{, o.id, c.id}) = 1",
+    "select max(d) e from o group by c, status qualify row_number() over (order by count(*){, c, status}) < 3",
+    "select id, (select o.n from o where o.c = c.id qualify row_number() over (order by o.d{, o.id}) = 1) m from c",
+    "select id, (select max(p) from (select o.c k, lag(n) over (partition by c order by d{, id}) p from o) x "
+    "where x.k < c.id) m from c",
+]
+"""Queries with ties. What is in braces decides between peers, and only DuckDB is asked with it."""
+
+
+@pytest.mark.drawn(24)
+@pytest.mark.parametrize("query", TIES)
+def test_the_columns_of_the_input_decide_between_peers(query: str) -> None:
+    same_as_duckdb(re.sub(r"{[^}]*}", "", query), re.sub("[{}]", "", query), seeded("ties", query).randrange(99), 6)
+
+
+def test_only_columns_that_can_decide_between_peers_are_stored() -> None:
+    for query, names in {
+        "select n, row_number() over (order by c) r from o": ["id", "n", "c"],
+        "select n, row_number() over (order by c, id) r from o": ["n", "c", "id"],
+        "select n, d, rank() over (order by c) r, sum(n) over (order by c) s from o": ["d", "n", "c"],
+        "select n, status, lag(n) over (order by c, id) r from o": ["status", "n", "c", "id"],
+        "select o.n, lag(o.n) over (order by city) r from o join c on o.c = c.id": ["id", "n", "city"],
+        "select n, lag(n) over (order by n) r from (select n, d, status from o) x": ["n", "d", "status"],
+        "select max(n) m, lag(c) over (order by max(n)) r from o group by status, c": ["status", "c", "m"],
+    }.items():
+        (of,) = flow_of().sql(query).inputs
+        found = [name.rpartition(".")[2] for name in of.inputs[0].schema.names]
+        assert found == names, query
 
 
 def list_verbs(query: str, flow: dd.Flow | None = None) -> Counter[str]:

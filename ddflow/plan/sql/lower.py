@@ -129,15 +129,16 @@ class QueryLowering:
         self.steps.passed |= find_query_column_names(*(query.items[place] for place in query.starred))
         if query.is_open_to_new_columns:
             self.steps.stars += [frozenset(query.items[place].name for place in star) for star in query.stars]
+        order = [name for each in query.list_tables() for name in each.names.values()]
         if query.groups == []:
             rows, over = self._lower_ungrouped_aggregate(query, carry, extra)
         else:
             late = [] if exists and query.is_row_by_row else query.list_trees_after_where()
-            rows = self._lower_from(
-                query, carry, bounds, self.list_query_column_names(*late, *(each.tree for each in extra))
-            )
+            used = self.list_query_column_names(*late, *(each.tree for each in extra))
+            rows = self._lower_from(query, carry, bounds, used | self._tables.find_tie_columns(query))
             found = GroupedRows(rows, {}) if query.groups is None else self._group_rows(rows, query, extra)
             rows, over = found.rows, found.rewrite_tree
+            order = order if query.groups is None else list(rows.names)
             for each in query.having:
                 rows = self.filter_by_condition(rows, over(each))
         extra = [each._replace(tree=over(each.tree)) for each in extra]
@@ -155,7 +156,7 @@ class QueryLowering:
             rows, tree = self._subqueries.join_subquery_columns(rows, over(ordering.tree))
             orders.append((tree, ordering.way))
         windowed = WindowedRows(self.steps, query, columns, extra, qualify, orders)
-        rows, replace_windows = windowed.compute_rows(rows, bounds)
+        rows, replace_windows = windowed.compute_rows(rows, order, bounds)
         columns = [each._replace(tree=replace_windows(each.tree)) for each in columns]
         orders = [(replace_windows(tree), way) for tree, way in orders]
         return self._lower_select_list(query, rows, columns, extra, orders)

@@ -243,6 +243,10 @@ class TableLeaf:
         """Return the logical names of the table."""
         return set(self.names.values())
 
+    def list_tables(self) -> list[TableLeaf]:
+        """Return the table itself; see `JoinNode.list_tables`."""
+        return [self]
+
 
 @dataclass(eq=False)
 class JoinNode:
@@ -256,9 +260,11 @@ class JoinNode:
 
     def query_column_names(self) -> set[str]:
         """Return the logical names of the join's result."""
-        return self.left.query_column_names() | (
-            set() if self.how in ("semi", "anti") else self.right.query_column_names()
-        )
+        return set[str]().union(*(each.query_column_names() for each in self.list_tables()))
+
+    def list_tables(self) -> list[TableLeaf]:
+        """List the tables whose columns are in the join's result, in the order of FROM."""
+        return [*self.left.list_tables(), *(() if self.how in ("semi", "anti") else self.right.list_tables())]
 
 
 @dataclass(eq=False)
@@ -303,6 +309,10 @@ class SelectQuery(ResolvedQuery):
             *self.qualify,
             *(each.tree for each in self.order),
         ]
+
+    def list_tables(self) -> list[TableLeaf]:
+        """List the tables of FROM that later clauses can read; see `JoinNode.list_tables`."""
+        return [] if self.source is None else self.source.list_tables()
 
     def list_windows(self) -> dict[str, Tree]:
         """List the distinct window functions by their SQL texts."""

@@ -33,7 +33,7 @@ from ddflow.plan.sql.query import (
     replace_nodes,
 )
 from ddflow.plan.sql.relation import KeyPair, QueryVerbs, Relation
-from ddflow.plan.sql.windows import is_unbounded_rank, split_rank_bound
+from ddflow.plan.sql.windows import is_unbounded_rank, list_tie_columns, needs_peer_order, split_rank_bound
 
 _KEEPS: Final = {"left": "left", "semi": "left", "anti": "left", "right": "right"}
 """For each kind of join: the side whose conditions can be applied before the join."""
@@ -105,19 +105,34 @@ class FromLowering:
         )
         return any(map(rows.can_fail, bare))
 
+    def find_tie_columns(self, query: SelectQuery) -> set[str]:
+        """Find the columns of FROM that can decide between rows that are peers in the query's window functions."""
+        windows, out = list(filter(needs_peer_order, query.list_windows().values())), set[str]()
+        if windows and query.groups is None:
+            for each in query.list_tables():
+                rows = self._lower_whole_table(each)
+                names = list(each.names.values())
+                out.update(names if rows is None else list_tie_columns(windows, rows, names))
+        return out
+
     def _list_fields(self, part: TableLeaf | JoinNode) -> list[pa.Field]:
         """List the columns of tables by their logical names."""
         if isinstance(part, JoinNode):
             return [*self._list_fields(part.left), *self._list_fields(part.right)]
-        if isinstance(part.of, ResolvedQuery):
-            try:
-                made = self.lower.lower_query(part.of)
-            except ExpressionError:  # a rank without a bound; a condition will set it
-                return []
-            names = {part.names[name]: made.names[str(place)] for place, name in enumerate(part.of.columns)}
-            return [made.of.schema.field(name).with_name(logical) for logical, name in names.items()]
-        rows = part.of if isinstance(part.of, Relation) else Relation.of_collection(part.of, part.names)
+        rows = self._lower_whole_table(part)
+        if rows is None:
+            return []
         return [rows.of.schema.field(name).with_name(logical) for logical, name in rows.names.items()]
+
+    def _lower_whole_table(self, leaf: TableLeaf) -> Relation | None:
+        """Lower a table without conditions. Return None for a query that needs one."""
+        if not isinstance(leaf.of, ResolvedQuery):
+            return leaf.of if isinstance(leaf.of, Relation) else Relation.of_collection(leaf.of, leaf.names)
+        try:
+            made = self.lower.lower_query(leaf.of)
+        except ExpressionError:  # a rank without a bound; a condition will set it
+            return None
+        return Relation(made.of, {leaf.names[name]: made.names[str(i)] for i, name in enumerate(leaf.of.columns)})
 
     def _reads_only_names(self, tree: Tree, names: set[str]) -> bool:
         """Tell whether a condition reads at least one of the given names and no other names."""

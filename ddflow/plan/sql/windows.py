@@ -4,7 +4,7 @@ A window function is a call with OVER. The query reads it after its groups, and 
 
 Guarantees: calls with equal PARTITION BY and ORDER BY become one `over`, with one arrangement. An aggregate without
 ORDER BY shares the arrangement of an equal partition with ORDER BY. A ``row_number()`` alone becomes a `top`, which is
-cheaper, if QUALIFY or the outer query gives a bound.
+cheaper, if QUALIFY or the outer query gives a bound. The columns of the input, in their order, decide between peers.
 
 >>> from ddflow.expressions.parse import parse_query
 >>> query = parse_query("select sum(n) over (w order by id) from o window w as (partition by city)")
@@ -15,7 +15,7 @@ cheaper, if QUALIFY or the outer query gives a bound.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from sqlglot import exp
@@ -47,6 +47,8 @@ _OPTIONS: Final = ("self", "partition_by", "order_by")
 """The parameters of the verb `over`. No result can have one of these names."""
 _UNORDERED: Final = NAMES - {"array_agg", "first", "last"}
 """The aggregates whose results do not depend on the order of the rows."""
+_EQUAL_FOR_PEERS: Final = {*_UNORDERED, "rank", "dense_rank", "percent_rank", "cume_dist"}
+"""The functions whose results do not depend on the order of peers, unless a frame counts rows."""
 
 
 # Reading of window functions.
@@ -222,7 +224,7 @@ class WindowedRows:
     >>> people = dd.Flow().upserts("people", {"id": int, "n": int}, dd.Upsert(key="id"))
     >>> query = SelectQuery(["id"], set(), [build_column("p.id")])
     >>> windowed = WindowedRows(QueryVerbs(), query, [], [], [], [])
-    >>> rows, replace_windows = windowed.compute_rows(Relation(people, {"p.id": "id"}), {})
+    >>> rows, replace_windows = windowed.compute_rows(Relation(people, {"p.id": "id"}), ["p.id"], {})
     >>> rows.of is people, write_tree_sql(replace_windows(build_column("p.id")))
     (True, '`p.id`')
     """
@@ -239,10 +241,13 @@ class WindowedRows:
         self.steps, self.query, self.columns, self.extra = steps, query, columns, extra
         self.qualify, self.orders = list(qualify), orders
 
-    def compute_rows(self, rows: Relation, bounds: Bounds) -> tuple[Relation, Callable[[Tree], Tree]]:
+    def compute_rows(
+        self, rows: Relation, order: Sequence[str], bounds: Bounds
+    ) -> tuple[Relation, Callable[[Tree], Tree]]:
         """Add the results of the window functions, and keep the rows that pass QUALIFY and ``bounds``.
 
         Return the rows, and a function that replaces window functions by their columns.
+        ``order``: the columns of the input, by which rows are ordered that are peers.
         """
         trees = [*(each.tree for each in self.columns), *self.qualify, *(tree for tree, _ in self.orders)]
         windows = {write_tree_sql(each): each for tree in trees for each in tree.find_all(exp.Window)}
@@ -256,7 +261,9 @@ class WindowedRows:
         self.columns[:] = [each for i, each in enumerate(self.columns) if i not in unasked]
         read = [*(each.tree for each in self.columns), *left, *(tree for tree, _ in self.orders)]
         groups = _group_calls(windows)
-        rows = self._project_rows(rows, groups, read)
+        order = [each for each in order if each in rows.names]
+        ties = list_tie_columns(windows.values(), rows, order, [each.tree for each in self.extra])
+        rows = self._project_rows(rows, groups, read, order, ties)
         if k is None:
             known = dict[str, str]()
             for group in groups:
@@ -285,16 +292,23 @@ class WindowedRows:
             raise build_query_error(window, f"the bound of {shorten_tree_sql(window)} is {k}", "ranks begin with 1")
         return k, left
 
-    def _project_rows(self, rows: Relation, groups: Sequence[CallsOfWindow], read: Sequence[Tree]) -> Relation:
-        """Project to the columns that later steps read, and to the columns of partitions and orders.
+    def _project_rows(
+        self,
+        rows: Relation,
+        groups: Sequence[CallsOfWindow],
+        read: Sequence[Tree],
+        order: Sequence[str],
+        ties: Sequence[str],
+    ) -> Relation:
+        """Project to the columns of ties, those that later steps read, and those of partitions and orders.
 
-        Columns of the select list come first, because the order of the columns decides between rows that tie.
+        Columns of the input keep their order, because the order of the columns decides between peers.
         """
-        listed = [each.tree.name for each in [*self.columns, *self.extra] if isinstance(each.tree, exp.Column)]
         asking = [replace_nodes(each, _drop_over) for each in [*read, *(each.tree for each in self.extra)]]
-        found = {node.name: node for tree in asking for node in tree.find_all(exp.Column)}
+        found = {each: build_column(each) for each in ties}
+        found |= {node.name: node for tree in asking for node in tree.find_all(exp.Column)}
         kept = [ProjectedColumn(each, rows.find_column_name(found[each]), build_column(each)) for each in sorted(found)]
-        kept.sort(key=lambda each: listed.index(each.logical) if each.logical in listed else len(listed))
+        kept.sort(key=lambda each: order.index(each.logical) if each.logical in order else len(order))
         parts = [each._replace(logical=f"of {each.logical}") for each in self.extra]
         for group in groups:
             parts += [*group.parts, *(each for each, _ in group.orders)]
@@ -371,6 +385,54 @@ def _group_calls(windows: Mapping[str, Tree]) -> list[CallsOfWindow]:
             groups[ordered].calls.update((told, _set_whole_frame(x)) for told, x in groups.pop(key).calls.items())
     # The results of partitions without an order change most often, so no other window function should read them.
     return sorted(groups.values(), key=lambda each: not each.orders)
+
+
+def list_tie_columns(
+    windows: Iterable[Tree], rows: Relation, columns: Sequence[str], fixed: Sequence[Tree] = ()
+) -> list[str]:
+    """List the first of the ``columns`` that can decide between peers.
+
+    If the partition, the order and the columns so far contain a key of the rows, later columns cannot decide.
+    ``fixed``: more columns of the partitions.
+
+    >>> import ddflow as dd
+    >>> from ddflow.expressions.parse import parse_query
+    >>> table = dd.Flow().upserts("t", {"a": int, "k": int, "b": int}, dd.Upsert(key="k"))
+    >>> rows = Relation(table, {"a": "a", "k": "k", "b": "b"})
+    >>> for order in ("b", "k"):
+    ...     (item,) = parse_query(f"select row_number() over (order by {order}) from t").expressions
+    ...     list_tie_columns([item], rows, ["a", "k", "b"])
+    ['a', 'k']
+    []
+    """
+    out, keys = list[str](), rows.of.unique_by()
+    for window in filter(needs_peer_order, windows):
+        order = window.args.get("order")
+        by = [*(window.args.get("partition_by") or ()), *(() if order is None else (x.this for x in order.expressions))]
+        known = {rows.names.get(each.name) for each in [*by, *fixed] if isinstance(each, exp.Column)}
+        count = 0
+        while count < len(columns) and not any(known.issuperset(key) for key in keys):
+            known.add(rows.names[columns[count]])
+            count += 1
+        out = max(out, list(columns[:count]), key=len)
+    return out
+
+
+def needs_peer_order(window: Tree) -> bool:
+    """Tell whether the results of a window function depend on the order of peers.
+
+    >>> from ddflow.expressions.parse import parse_query
+    >>> whole = "rows between unbounded preceding and unbounded following"
+    >>> calls = ["row_number()", "rank()", "first(n)", "sum(n)"], ["", "range 1 preceding", "rows 1 preceding", whole]
+    >>> texts = [f"{f} over (order by n)" for f in calls[0]] + [f"sum(n) over (order by n {f})" for f in calls[1]]
+    >>> [needs_peer_order(each) for each in parse_query(f"select {', '.join(texts)} from t").expressions]
+    [True, False, True, False, False, False, True, False]
+    """
+    frame = window.args.get("spec")
+    if strip_call_suffixes(window.this).name not in _EQUAL_FOR_PEERS:
+        return True
+    counts = frame is not None and frame.args["kind"].upper() == "ROWS"
+    return counts and not frame.args["start"] == frame.args["end"] == "UNBOUNDED"
 
 
 def _has_free_order(window: Tree) -> bool:
