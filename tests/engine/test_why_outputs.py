@@ -71,9 +71,11 @@ def test_through_a_join_an_aggregate_and_a_top() -> None:
 def test_a_top_that_shows_no_key_is_made_of_the_rows_up_to_it() -> None:
     flow = dd.Flow()
     flow.upserts("orders", {"id": int, "customer": int, "amount": int}, dd.Upsert(key="id"))
-    first = "select customer, amount from orders qualify row_number() over (partition by customer order by amount) <= 2"
-    flow.output("first", flow.sql(first))
-    flow.output("amounts", flow.sql(first.replace("customer, amount from", "amount from")))
+    top = "qualify row_number() over (partition by customer order by amount) <= 2"
+    no_key = f"from (select customer, amount from orders) {top}"
+    flow.output("keyed", flow.sql(f"select customer, amount from orders {top}"))
+    flow.output("first", flow.sql(f"select customer, amount {no_key}"))
+    flow.output("amounts", flow.sql(f"select amount {no_key}"))
     with flow.open() as engine:
         engine.step({"orders": {"id": [1, 2, 3, 4, 5], "customer": [7, 7, 7, 8, 8], "amount": [5, 6, 6, 6, 9]}}, 1)
 
@@ -82,6 +84,7 @@ def test_a_top_that_shows_no_key_is_made_of_the_rows_up_to_it() -> None:
             return sum(told.shown.column("_diff").to_pylist()), sorted(told.rows["orders"].column("id").to_pylist())
 
         assert made_of("first", {"customer": 7, "amount": 5}) == (1, [1])
+        assert made_of("keyed", {"customer": 7, "amount": 6}) == (1, [2])
         count, rows = made_of("first", {"customer": 7, "amount": 6})
         assert count == 1 and {2, 3} <= set(rows)
         assert made_of("first", {"customer": 8}) == (2, [4, 5])
