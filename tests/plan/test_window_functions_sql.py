@@ -111,6 +111,8 @@ TIES = [
     "select o.n, row_number() over (order by o.d{, c.id, o.id}) r from c left join o on o.c = c.id",
     "select city, lag(o.n) over (order by city{, o.id, c.id}) r from o right join c on o.n = c.n",
     "select city, lag(o.n) over (order by city{, o.id, c.id}) r from o full join c on o.n = c.n",
+    "select j, row_number() over (order by x.c{, k, y.n, j}) r from (select c, count(*) k from o group by c) x "
+    "full join (select n, count(*) + 9 j from o group by n) y on k = j",
     "select o.d, row_number() over (order by o.d{, t.k, o.id, c.id}) r from t, o, c where t.a = c.n and c.id = o.c",
     "select c.city, lead(d) over (order by status{, c.id, o.id}) r from c join o using (n) "
     "where o.id in (select k from t)",

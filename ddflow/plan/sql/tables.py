@@ -112,7 +112,7 @@ class FromLowering:
             for each in query.list_tables():
                 rows = self._lower_whole_table(each)
                 names = list(each.names.values())
-                out.update(names if rows is None else list_tie_columns(windows, rows, names))
+                out.update(names if rows is None else list_tie_columns(windows, rows, names, optional=True))
         return out
 
     def _list_fields(self, part: TableLeaf | JoinNode) -> list[pa.Field]:

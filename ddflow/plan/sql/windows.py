@@ -388,12 +388,12 @@ def _group_calls(windows: Mapping[str, Tree]) -> list[CallsOfWindow]:
 
 
 def list_tie_columns(
-    windows: Iterable[Tree], rows: Relation, columns: Sequence[str], fixed: Sequence[Tree] = ()
+    windows: Iterable[Tree], rows: Relation, columns: Sequence[str], fixed: Sequence[Tree] = (), optional: bool = False
 ) -> list[str]:
     """List the first of the ``columns`` that can decide between peers.
 
     If the partition, the order and the columns so far contain a key of the rows, later columns cannot decide.
-    ``fixed``: more columns of the partitions.
+    ``fixed``: more columns of the partitions.  ``optional``: whether a row can also be all null, as after a full join.
 
     >>> import ddflow as dd
     >>> from ddflow.expressions.parse import parse_query
@@ -405,7 +405,8 @@ def list_tie_columns(
     ['a', 'k']
     []
     """
-    out, keys = list[str](), rows.of.unique_by()
+    solid = rows.of.find_never_null_columns()
+    out, keys = list[str](), [key for key in rows.of.unique_by() if not optional or solid.issuperset(key)]
     for window in filter(needs_peer_order, windows):
         order = window.args.get("order")
         by = [*(window.args.get("partition_by") or ()), *(() if order is None else (x.this for x in order.expressions))]
