@@ -182,6 +182,8 @@ class RunningOrderedGroups(RunningArrange):
         n, size = step.diff.size, step.begins.size
         place, counts, ends, passed = (np.empty(m, np.int64) for m in (n, n, size, 1))
         asked, room = (np.int64(most), places, np.int64(self.ways.tied), back), 2 * min(most, 64) * size + 64
+        if most == ALL:
+            room = int((stored.ranges[:, 1::2] - stored.ranges[:, ::2]).sum()) + n
         while True:
             references, held = np.empty(room, np.int64), np.empty(room, np.int64)
             ties, content = np.empty(room, np.uint8), np.empty(room, np.uint64)

@@ -312,7 +312,8 @@ TABLE: Mapping[str, Law] = {
     "constant": Law(lambda c: never(c), lambda rows: Counter()),
     "arrange": Law(lambda c: c.arrange("city"), each(lambda row: [row])),
     "arrange_in_order": Law(
-        lambda c: c._apply_verb("arrange_in_order", ["city"], "n desc", True), each(lambda row: [row])
+        lambda c: c.project(["city", "n"])._apply_verb("arrange_in_order", ["city"], "n desc", True),
+        each(lambda row: [row[:2]]),
     ),
     "asof": Law(lambda c: halves(c)[0].asof(halves(c)[1], on="city", at="n > m"), nearest(">", "inner")),
     "join": Law(lambda c: halves(c)[0].join(halves(c)[1], on="city"), pairs(half, other_half)),
