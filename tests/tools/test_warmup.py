@@ -387,6 +387,7 @@ def _run_ordered() -> None:
     flow = dd.Flow()
     few, names = flow.updates("rows", schema), flow.upserts("names", {"n": int, "name": str}, dd.Upsert("n"))
     flow.output("named", few.lookup(names, "n"))
+    flow.output("near", few.asof(names, on=[], at="n >= n"))
     flow.output("top", few.top(1, by="n"))
     flow.output("ends", few.agg(lo="min(n)", hi="max(n)"))
     flow.output("versions", few.versions([], "n"))
