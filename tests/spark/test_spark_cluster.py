@@ -17,7 +17,7 @@ import pytest
 from chance import long_on_spark, sample
 from messages import raises
 from pyspark.sql import SparkSession
-from spark_faults.faulty import Elsewhere, Faulty, attempts, lost
+from spark_faults.faulty import Elsewhere, Faulty, attempts
 from spark_session import SETTINGS, counted, frame_of, locally
 from test_spark import city_flow, halves, orders_of
 from test_spark_state import same_epoch
@@ -121,8 +121,6 @@ def test_what_dies_in_a_task_is_done_again_and_each_diff_is_there_once(
     tasks = {each: made.count(each) for each in made}
     again = {at for (at, _), n in tasks.items() if n > 1}
     assert stage in again
-    if death == "executor" and 1 in lost(str(tmp_path)):  # what that one had ready for others is gone, too
-        assert min(again) < 2
 
 
 @pytest.mark.soak

@@ -5,7 +5,7 @@
 >>> trades = flow.updates("trades", {"id": int, "at": int, "amount": int})
 >>> prices = flow.updates("prices", {"id": int, "at": int, "price": int})
 >>> trades.asof(prices, on="id", at="at >= at")
-Project(id int64, at int64, amount int64, price int64)
+Asof(id int64, at int64, amount int64, price int64)
 """
 
 from __future__ import annotations
