@@ -25,7 +25,7 @@ import memory
 import numpy as np
 import ours
 import pyarrow as pa
-from report import Bar, Row, at_least, within
+from report import Bar, Row, within
 from runner import Bench, Job
 
 ROWS, SMALL, SPREAD = 1_000_000, 1_000, 100_000
@@ -91,9 +91,9 @@ class Windows(Bench):
 
     def bars(self, result: Row) -> Iterator[Bar]:
         """Yield the bars (targets)."""
-        times = {(row["place"], row["line"], row["contender"]): row for row in result["results"]}
-        for (place, line, contender), row in times.items():
-            top, peer = times.get((place, "top", "ddflow")), times.get((place, line, "duckdb"))
+        rows = {(row["place"], row["line"], row["contender"]): row for row in result["results"]}
+        for (place, line, contender), row in rows.items():
+            top, peer = rows.get((place, "top", "ddflow")), rows.get((place, line, "duckdb"))
             if contender != "ddflow" or line == "top" or top is None:
                 continue
             mine, its = row["median_ms"], top["median_ms"]
@@ -101,12 +101,11 @@ class Windows(Bench):
                 met = mine <= TIMES_TOP * its
                 yield within(f"{line} at the end", f"{mine:.2f} ms", f"{TIMES_TOP} x a top's {its:.2f} ms", met)
                 if peer is not None:
-                    rates = 1 / mine, "duckdb", 1 / peer["median_ms"]
-                    yield at_least(f"{line} at the end, steps a ms", *rates, TIMES_DUCKDB, digits=(2, 4))
+                    times = peer["median_ms"] / mine
+                    yield within(f"{line} beside DuckDB", f"{times:.0f} x", f"{TIMES_DUCKDB} x", times >= TIMES_DUCKDB)
             elif line == "lag" and place == "spread":
-                yield at_least(
-                    "lag of small partitions, steps a ms", 1 / mine, "top", 1 / its, LAG_OF_TOP, digits=(3, 3)
-                )
+                part = its / mine
+                yield within("lag, spread", f"{part:.2f} of a top's rate", f"{LAG_OF_TOP} of it", part >= LAG_OF_TOP)
             elif line in ("rank", "running") and row["updates"] > SMALL:
                 met = row["m_updates_per_s"] >= OUTPUT
                 said = f"{row['m_updates_per_s']:.2f} M updates/s"

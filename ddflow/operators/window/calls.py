@@ -26,7 +26,7 @@ from ddflow.kernels.frames import count_frame_values, find_frame_extremes
 from ddflow.operators.aggregates.parts import UpdatesByCell, ValueOverflow
 from ddflow.operators.aggregates.results import FoldedAggregate
 from ddflow.operators.window.frames import HERE, START, RangeOrder, Reach, WindowFrame
-from ddflow.operators.window.places import Places, list_ranges
+from ddflow.operators.window.places import Places, list_ranges, rank_words
 from ddflow.plan.aggregates import AggregateCall
 
 LIMIT: Final = 10_000
@@ -306,10 +306,7 @@ def rank_values(values: pa.Array, descending: bool) -> Ints:
         way: Any = "descending" if descending else "ascending"
         return np.array(pc.rank(values, way, tiebreaker="dense")).astype(np.int64)
     words = compute_order_words(pa.record_batch({"v": values}), [OrderColumn("v", descending, True)])
-    sorting = np.lexsort(words.T[::-1])
-    words, ranks = words[sorting], np.zeros(sorting.size, np.int64)
-    ranks[sorting[1:]] = np.cumsum((words[1:] != words[:-1]).any(axis=1))
-    return ranks
+    return rank_words(words)
 
 
 class FrameChanges(NamedTuple):

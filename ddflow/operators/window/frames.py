@@ -19,7 +19,7 @@ from ddflow.columns.order_words import OrderColumn, compute_order_words
 from ddflow.errors import ExpressionError, shorten
 from ddflow.expressions import Expression, compile as compile_expression
 from ddflow.expressions.types import sql_name
-from ddflow.operators.window.places import Bounds, Places
+from ddflow.operators.window.places import Bounds, Places, rank_words
 
 _ONE: Final = pa.record_batch({"one": [1]})
 _UNITS: Final = {"s": 10**9, "ms": 10**6, "us": 1000, "ns": 1}
@@ -183,9 +183,7 @@ class RangeOrder:
             reached = expression(rows)
             both = pa.concat_arrays([value.cast(reached.type), reached])
             words = compute_order_words(pa.record_batch({"v": both}), [self.column._replace(name="v")])
-            sorting = np.lexsort(words.T[::-1])
-            words, ranks = words[sorting], np.zeros(sorting.size, np.int64)
-            ranks[sorting[1:]] = np.cumsum((words[1:] != words[:-1]).any(axis=1))
+            ranks = rank_words(words)
             out[bound] = ranks[: len(value)], ranks[len(value) :], np.asarray(value.is_null())
         return out
 
@@ -205,19 +203,19 @@ def parse_frame(name: str, spec: Any, ordered: bool) -> WindowFrame:
         return WindowFrame("range", START, HERE if ordered else END)
     unit = str(spec.args.get("kind") or "").lower()
     if spec.args.get("exclude") is not None:
-        raise _refuse(name, "EXCLUDE", "omit it; a frame has all of its rows")
+        raise _refuse(name, "its frame has EXCLUDE", "omit it; a frame has all of its rows")
     begin = _parse_bound(name, unit, spec.args.get("start"), spec.args.get("start_side"))
     end = HERE
     if spec.args.get("end") is not None:
         end = _parse_bound(name, unit, spec.args.get("end"), spec.args.get("end_side"))
     elif begin.side > 0:
-        raise _refuse(name, "a frame that ends before it begins", "write BETWEEN ... AND ...")
+        raise _refuse(name, "its frame ends before it begins", "write BETWEEN ... AND ...")
     same = begin.distance and end.distance and begin.side == end.side
     lengths = [measure_distance(each.distance) for each in (begin, end)] if same else [0, 0]
     crossed = None not in lengths and begin.side * lengths[0] > end.side * lengths[1]
     crossed |= begin.rows is not None and end.rows is not None and begin.rows > end.rows
     if begin == END or end == START or begin.side > end.side or crossed:
-        raise _refuse(name, "a frame that ends before it begins", "write the earlier bound first")
+        raise _refuse(name, "its frame ends before it begins", "write the earlier bound first")
     return WindowFrame(unit, begin, end)
 
 
@@ -238,7 +236,7 @@ def _parse_bound(name: str, unit: str, given: Any, side: Any) -> Bound:
     if unit == "range":
         return Bound(way, text, None)
     if not isinstance(value, int) or pat.is_duration(compile_expression(text, _ONE.schema).type):
-        raise _refuse(name, f"ROWS with the bound {shorten(text)}", "use a whole number of rows, or RANGE")
+        raise _refuse(name, f"its frame in ROWS has the bound {shorten(text)}", "use a whole number of rows, or RANGE")
     return Bound(way, "", way * value) if value else HERE
 
 

@@ -111,7 +111,7 @@ def _read_whole_number(empty: WindowCall, given: Sequence[Any], at: int, least: 
     except ValueError:
         value = least - 1
     if not least <= value <= _MOST:
-        raise empty.refuse(f"its argument {text or 'is missing'}", f"use a whole number from {least:,} to {_MOST:,}")
+        raise empty.refuse(f"its argument is {text or 'missing'}", f"use a whole number from {least:,} to {_MOST:,}")
     return value
 
 

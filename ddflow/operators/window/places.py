@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from ddflow.columns.hashing import Ints, Narrow
+from ddflow.columns.hashing import Ints, Narrow, Words
 
 Bounds = tuple[Ints, Ints]
 """The first place and the end of the frame of each place."""
@@ -124,3 +124,15 @@ def list_ranges(begins: Ints, sizes: Ints) -> Ints:
     out: Ints = np.repeat(begins - ends + sizes, sizes)
     out += np.arange(out.size)
     return out
+
+
+def rank_words(words: Words) -> Ints:
+    """Compute the dense rank of each row of order words, from 0.  O(n log n).
+
+    >>> rank_words(np.array([[7, 1], [5, 9], [7, 1]], np.uint64)).tolist()
+    [1, 0, 1]
+    """
+    sorting = np.lexsort(words.T[::-1])
+    sorted_words, ranks = words[sorting], np.zeros(sorting.size, np.int64)
+    ranks[sorting[1:]] = np.cumsum((sorted_words[1:] != sorted_words[:-1]).any(axis=1))
+    return ranks
