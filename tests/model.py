@@ -30,6 +30,8 @@ from window_rules import Call
 
 CLOSED = 2**63 - 1
 NEVER = -(2**63)
+NOW = "now()"
+"""The name under which a state has the time of the step, as its only row."""
 
 Collection = Counter[Row]
 Updates = dict[tuple[Row, int], int]
@@ -47,6 +49,15 @@ class Node:
 
         def of(state: Mapping[str, Collection]) -> Collection:
             return Counter({row: n for row, n in self.of(state).items() if keeps(self._named(row)) is True})
+
+        return Node(self.columns, of)
+
+    def filter_by_clock(self, keeps: Callable[[dict[str, Any], int], bool | None]) -> Node:
+        """Keep the rows with a true predicate over the row and the time of the step."""
+
+        def of(state: Mapping[str, Collection]) -> Collection:
+            (now,) = next(iter(state.get(NOW, ())), (NEVER,))
+            return Counter({row: n for row, n in self.of(state).items() if keeps(self._named(row), now) is True})
 
         return Node(self.columns, of)
 
@@ -460,8 +471,9 @@ class Twin:
     nothing, so any time can be read.
     """
 
-    def __init__(self, inputs: Mapping[str, Input], outputs: Mapping[str, Node]) -> None:
-        self.inputs, self.outputs = dict(inputs), dict(outputs)
+    def __init__(self, inputs: Mapping[str, Input], outputs: Mapping[str, Node], ends: int | None = None) -> None:
+        """``ends``: with temporal conditions, a time after which no condition changes."""
+        self.inputs, self.outputs, self.ends = dict(inputs), dict(outputs), ends
         self.readable = {name: collection(name, input) for name, input in self.inputs.items()} | self.outputs
         self.holds_back = any(input.spec.time for input in self.inputs.values())
         self.state = State({name: {} for name in self.inputs})
@@ -710,8 +722,11 @@ class Twin:
         """Resolve queued events before ``frontier``, one time after the other."""
         due = [event for event in self.state.pending if event.stamp < frontier]
         self.state.pending = [event for event in self.state.pending if event.stamp >= frontier]
-        self.state.frontier = frontier
-        for time in sorted({event.stamp for event in due}):
+        began, self.state.frontier = max(self.state.frontier, 0), frontier
+        times = {event.stamp for event in due}
+        if self.ends is not None:  # a row can come or go at any time, or in epoch mode at the time of the step
+            times |= {*range(began if self.holds_back else frontier - 1, min(frontier, self.ends))}
+        for time in sorted(times):
             self._judge_time(time, [event for event in due if event.stamp == time], out)
 
     def _judge_time(self, time: int, events: list[Event], out: Out, over: bool = False) -> None:
@@ -746,7 +761,8 @@ class Twin:
                 {
                     name: Counter({held.row: 1 for held in keys.values() if held.row is not None})
                     for name, keys in self.state.held.items()
-                },
+                }
+                | {NOW: Counter({(time,): 1})},
             )
         )
         self.put_out.append({name: rows + self.state.lost[name] for name, rows in self.history[-1][1].items()})
@@ -766,7 +782,7 @@ class Twin:
 
     def shown(self, name: str) -> Collection:
         """Return the sum of an output's updates so far, including rows that expired without a retraction."""
-        state = self.put_out[-1] if self.put_out else {input: Counter() for input in self.inputs}
+        state = self.put_out[-1] if self.put_out else {key: Counter() for key in (*self.inputs, NOW)}
         return without_zeros(self.readable[name].of(state))
 
     def _tell_stale(self, name: str, events: list[Event], time: int, out: Out) -> None:

@@ -171,6 +171,15 @@ Idle = Annotated[
         help="In hold-back mode, do not wait for a source that sent nothing for this long, such as 30s.",
     ),
 ]
+Clock = Annotated[
+    str | None,
+    typer.Option(
+        "--clock",
+        metavar="SPAN",
+        show_default=False,
+        help="In a flow that compares now(), make a step at least this often, such as 1s, at the time of this machine.",
+    ),
+]
 Rows = Annotated[
     int | None,
     typer.Option(
@@ -260,6 +269,7 @@ def run(
     until: Until = None,
     lateness: Lateness = None,
     idle: Idle = None,
+    clock: Clock = None,
     sink_backlog: Backlog = "1GB",
     give_up_after: Patience = "10min",
     memory: Memory = None,
@@ -302,6 +312,7 @@ def run(
         "room": room,
         "evolve": evolve,
         "max_absent": max_absent,
+        "clock": clock,
     }
     check_run_arguments(given, sources, targets, RunOptions(**how))  # before the state exists
     _report_unfed_inputs(given, sources)

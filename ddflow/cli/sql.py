@@ -15,6 +15,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
+from datetime import UTC, datetime
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
@@ -292,12 +293,13 @@ def _open_bad_output(flow: "dd.Flow", path: Path | None, overwrite: bool, stack:
 
 
 def _ingest_files(engine: "dd.Engine", readers: dict[str, Any], full: "set[str]") -> "Iterator[dd.Step]":
-    """Ingest the full files as one step, and all other files as the next step."""
+    """Ingest the full files as one step, and all other files as the next step. The clock of a query is the UTC time."""
     whole = {name: readers.pop(name) for name in list(readers) if name in full}
+    now = None if engine.flow.clock is None else datetime.now(UTC)
     if whole:
-        yield engine.replace(whole)
+        yield engine.replace(whole, time=now)
     if readers:
-        yield engine.step(readers)
+        yield engine.step(readers, None if now is None else datetime.now(UTC))
 
 
 def _report_result(

@@ -212,7 +212,7 @@ class Dataflow:
             if to == CLOSED:
                 last = max([self.last, *(int(r.times[-1]) for r in released.values() if r.total)])
             try:
-                computed = self.compute_step(released, last)
+                computed = self.compute_step(released, last, to - 1)
             except (ExpressionError, NotSingle) as error:
                 if not any(each.total for each in released.values()):
                     raise
@@ -279,8 +279,11 @@ class Dataflow:
         self.claimed = self.holds.find_least_time() if self.holds.used else CLOSED
         return max(self.since, min(since, self.claimed))
 
-    def compute_step(self, released: Mapping[str, ReleasedEvents], last: int) -> ComputedStep:
-        """Compute a step without changing the state. ``last``: the last time that the step closes."""
+    def compute_step(self, released: Mapping[str, ReleasedEvents], last: int, until: int | None = None) -> ComputedStep:
+        """Compute a step without changing the state. ``last``: the last time with events that the step closes.
+
+        ``until``: the last time that the step closes, if it is another one.
+        """
         listed: dict[str, list[pa.Table]] = {}
         budget, since = self.budget, self.compute_since(last)
         sides = SideOutputs(self.sides, self.time_type) if self.sides else None
@@ -300,6 +303,7 @@ class Dataflow:
             self.buffer = buffer = UpdateBuffer(budget.scratch, budget.buffered, budget.home)
         looks = observe if self.lists or self.sides else None
         computation = self.computation(self.graph, released, since, buffer, looks)
+        computation.until = last if until is None else until
         if computation.many:
             spill_to_fit_budget(budget, self.graph, {}, 0)
         computed = computation.run()

@@ -217,6 +217,11 @@ class Graph:
         for node, each in self.keeping.items():
             each.apply(computed.kept.get(node, ()), upper, computed.since)
 
+    def has_due_updates(self, until: int) -> bool:
+        """Tell whether a step without events that closes the time ``until`` would have updates.  O(runs log rows)."""
+        timed = [each for node, each in self.keeping.items() if node.reads_clock]
+        return any(each.has_due_updates(until) for each in timed)
+
     def rebuild_state(self, node: Collection, last: int, upper: int, since: int) -> None:
         """Rebuild the state of an operator from the rows of its inputs, because no file contains this state.
 
@@ -258,7 +263,7 @@ class Graph:
 
         Each collection comes after its inputs.
         """
-        found = walk_inputs(nodes, lambda node: () if self.opened[node].arrangements else node.inputs)
+        found = walk_inputs(nodes, lambda node: () if self.opened[node].is_read_from_state else node.inputs)
         return [node for node in self.plan.nodes if node in found]
 
     @staticmethod
@@ -335,7 +340,7 @@ class Graph:
         done: dict[Collection, Updates] = {}
         keeps = keep or (lambda _, rows: rows)
         for each in self._list_nodes_to_read(nodes):
-            if (own := self.opened[each]).arrangements:
+            if (own := self.opened[each]).is_read_from_state:
                 done[each] = _concat_updates((keeps(each, piece) for piece in own.iterate_rows(as_of)), each.schema)
             else:
                 done[each] = keeps(each, self._compute_rows(each, done, as_of))
@@ -372,7 +377,7 @@ class RowLookup:
         self.graph, self.node, self.names, self.asked = graph, node, list(names), asked
         self.shown, self.fields = node.schema.names, [node.schema.field(name) for name in names]
         nodes = graph._list_nodes_to_read([node])
-        kept = [each for each in nodes if graph.opened[each].arrangements]
+        kept = [each for each in nodes if graph.opened[each].is_read_from_state]
         told = trace_columns(nodes, {name: name for name in names}, kept)
         found = {each: self._find_way(each, told[each]) for each in kept}
         self.is_possible = None not in found.values()
@@ -405,7 +410,7 @@ class RowLookup:
         No step may be running. O(found rows) for the last closed time, O(runs log rows) for an earlier time.
         """
         graph, done = self.graph, dict[Collection, Updates]()
-        held = {each: graph.opened[each].arrangements for each, way in self._ways.items() if way is not None}
+        held = {each: graph.opened[each].arrangements for each in self._ways}
         with graph.open_read_graph(held) as reader:
             for each, way in self._ways.items():
                 if way is None:

@@ -12,7 +12,7 @@ Guarantees: the result does not depend on the number of pieces.
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from time import perf_counter_ns
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -22,14 +22,16 @@ from ddflow.columns.names import DIFF
 from ddflow.dataflow.buffer import UpdateBuffer
 from ddflow.dataflow.graph import ComputedStep, Graph, ReleasedEvents
 from ddflow.operators.inputs import ResolvedDifferences
-from ddflow.operators.updates import FAILURES, Updates, concat, consolidate, ints, narrow_ints
+from ddflow.operators.updates import FAILURES, Updates, concat, consolidate, ints, narrow_ints, rerank_updates
 from ddflow.operators.upsert.events import ExpiryChange
 from ddflow.operators.upsert.resolution import Resolved
 from ddflow.plan.collection import Collection
+from ddflow.time import NEVER
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import ArrangementChange
 
 Observe = Callable[[Resolved | ResolvedDifferences], None]
+NO_COLUMNS: Final = pa.table({})
 GATHERED = 1 << 18
 """If a step can spill, a keyed operator computes its updates in groups of about this many updates."""
 
@@ -66,6 +68,8 @@ class StepComputation:
         observe: Observe | None = None,
     ) -> None:
         self.graph, self.since, self.buffer, self.observe = graph, since, buffer, observe
+        self.until = NEVER
+        """The last time that the step closes."""
         self.released: dict[str, ReleasedEvents] = {}
         self.many, self.clock = False, perf_counter_ns()
         times: list[Ints] = []
@@ -164,14 +168,37 @@ class StepComputation:
         If the operator needs equal rows together, equal rows of different pieces are computed together.
         """
         running, changes = self.graph.running[node], self.out.kept.setdefault(node, [])
-        for inputs in self._group_input_updates(node):
+        for given in self._group_input_updates(node):
+            clock = Updates(NO_COLUMNS, narrow_ints(), ints(), ints(self.until))
+            inputs = [*given, clock] if node.reads_clock else given
             try:
                 updates, change = running.compute(inputs, self.since)
             except FAILURES:
                 updates, change = self._retry_on_net_updates(node, inputs)
+            if node.reads_clock and updates.times is not self.times:
+                updates = self._list_more_times(updates)
             self._propagate_updates(node, updates)
+            if node.reads_clock and change is not None and any(each.fallible for each in self.graph.followers[node]):
+                self._check_waiting_rows(node, consolidate(running.select_waiting_rows(inputs), self.graph.secret))
             if change is not None:
                 changes.append(running.store_change(change, self._spill_change_if_needed) if self.many else change)
+
+    def _list_more_times(self, updates: Updates) -> Updates:
+        """Add the times of updates to the times of the step.  O(updates of the step).
+
+        Return the updates with ranks among all times.
+        """
+        self.times = np.union1d(self.times, updates.times)
+        for pieces in (*self.done.values(), *self.deferred.values()):
+            pieces[:] = [rerank_updates(each, self.times) for each in pieces]
+        return rerank_updates(updates, self.times)
+
+    def _check_waiting_rows(self, node: Collection, waiting: Updates) -> None:
+        """Compute the operators that read single rows for rows that wait, so that a failing row is refused at once."""
+        made = {node: waiting.take(np.flatnonzero(waiting.diffs > 0))}
+        for each in self.graph.followers[node]:
+            if each.inputs[0] in made:
+                made[each] = self.graph.running[each].compute([made[each.inputs[0]]], self.since)[0]
 
     def _retry_on_net_updates(self, node: Collection, inputs: Sequence[Updates]) -> tuple[Updates, Any]:
         """Compute an operator again after an expression failed. The second attempt uses net updates.

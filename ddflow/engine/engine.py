@@ -434,6 +434,7 @@ class Engine(Reading, Closing):
         room: str | int = "64MB",
         evolve: Literal["add", "stop"] = "add",
         max_absent: int | str | None = None,
+        clock: str | None = None,
         on_epoch: Callable[[Step], object] | None = None,
     ) -> RunDone:
         """Follow sources, commit their rows together with their positions, and deliver each epoch to the sinks.
@@ -458,12 +459,12 @@ class Engine(Reading, Closing):
             The bytes of updates that may wait for a sink. Above that, or 10,000 epochs, the run ingests no rows.
         give_up_after : str, optional
             How long ddflow retries a source or a sink that fails. None retries without end.
-        evolve : {"add", "stop"}
-            The action for a new column of a source: add the column after an epoch, or end the run.
-        max_absent : int or str, optional
-            The most keys that full contents of a source may delete, 100 or ``"50%"``, as in `replace`.
+        evolve, max_absent : {"add", "stop"}, and int or str, optional
+            The action for a new column of a source; the most keys that full contents may delete, as in `replace`.
+        clock : str, optional
+            For a flow with a clock, the longest time between two steps, at the UTC time of this machine; "1s" if None.
         on_epoch : callable, optional
-            Called with the `Step` of each epoch, on this thread, after its commit. An error in it ends the run.
+            Called with the `Step` of each epoch after its commit, on this thread. An error in it ends the run.
 
         Returns
         -------
@@ -476,10 +477,9 @@ class Engine(Reading, Closing):
             For an unknown name, an invalid option, or an output without the key that a mode needs.
         SinkRefused, SinkAhead
             For a target that this state cannot write, or a target with an epoch of another history.
-        SourceFailed, SinkFailed
-            For a failure that lasted ``give_up_after``; the state is complete.
-        SourceChanged, SchemaMismatch, DdflowError
-            For a source that has changed; for a new or wider column; and the errors of `step` and `evolve`.
+        SourceFailed, SinkFailed, SourceChanged, SchemaMismatch, DdflowError
+            For a failure that lasted ``give_up_after``, and the state is complete; for a source that has changed; for a
+            new or wider column; and the errors of `step` and `evolve`.
 
         Notes
         -----
@@ -487,7 +487,7 @@ class Engine(Reading, Closing):
         lack the columns that a run added.
         """
         waits = lateness, idle, sink_backlog, give_up_after
-        options = RunOptions(interval, rows, until, *waits, room, evolve, max_absent)
+        options = RunOptions(interval, rows, until, *waits, room, evolve, max_absent, clock)
         return RunLoop(self, sources or {}, sinks or {}, options, shows=True, on_epoch=on_epoch).run()
 
     def stop(self) -> None:
@@ -608,6 +608,12 @@ class Engine(Reading, Closing):
 class Flow(Plan, Explaining, ForeignVerbHints):
     """A plan under construction. The method `open` makes an engine that runs the plan.
 
+    Parameters
+    ----------
+    clock : {"timestamp", "date"}, optional
+        The type of the times of steps: UTC timestamps of microseconds, or dates.  Every step then needs a time of this
+        type.  By default the first step decides; a condition with ``now()`` sets "timestamp".
+
     Attributes
     ----------
     inputs : dict of str to Input
@@ -641,6 +647,7 @@ class Flow(Plan, Explaining, ForeignVerbHints):
         O(nodes of the plan).
         """
         flow = cls()
+        flow.clock = plan.clock
         flow.nodes, flow.inputs, flow.outputs = list(plan.nodes), dict(plan.inputs), dict(plan.outputs)
         return flow
 

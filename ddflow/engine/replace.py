@@ -89,17 +89,18 @@ def choose_step_time(calls: EngineCalls, what: str, time: Time | None, epoch: in
         if known is None:
             check_time_is_numeric(calls, f"{what} without a time")
         time = known if known is not None else 1 if last == NEVER else last + 1
-        given: pa.DataType | None = INT64 if last == NEVER else kind
+        given: pa.DataType | None = INT64 if last == NEVER and calls.dataflow.flow.clock is None else kind
         asked = what
     else:
         given, asked = find_time_type(time), f"{what} at time {format_time_argument(time)}"
-    if given is not None and last == NEVER and given != kind:
+    has_clock = calls.dataflow.flow.clock is not None
+    if given is not None and last == NEVER and given != kind and not has_clock:
         _set_time_type(calls, given)
     elif given is not None and not _is_same_time_type(given, kind):
-        found = (
-            f"that time has type {given}, but the times of earlier steps are {kind}, the last {format_time(last, kind)}"
-        )
-        raise SchemaMismatch(asked, found, f"pass a time like {format_time(last, kind)}; nothing was ingested")
+        shown = format_time(0 if last == NEVER else last, kind)
+        told = f"the times of earlier steps are {kind}, the last {shown}"
+        found = f"that time has type {given}, but " + (f"the clock of the flow is {kind}" if has_clock else told)
+        raise SchemaMismatch(asked, found, f"pass a time like {shown}; nothing was ingested")
     return time_to_int64(asked, time, CLOSED - 1, calls.dataflow.time_type)
 
 
@@ -109,13 +110,15 @@ def check_time_is_numeric(calls: EngineCalls, asked: str, remedy: str = GIVE) ->
     O(1). ``remedy``: a text in which ``{what}`` becomes day or timestamp, and ``{later}`` the day after the last time.
     """
     last, kind = calls.dataflow.last, calls.dataflow.time_type
-    if last == NEVER or kind == INT64:
+    if kind == INT64 or (last == NEVER and calls.dataflow.flow.clock is None):
         return
-    what = "day" if kind == pa.date32() else "timestamp"
+    what, last = "day" if kind == pa.date32() else "timestamp", max(last, 0)
     later = format_time(last, kind)
     with suppress(OverflowError, ValueError):  # outside the years of Python's calendar
         later = str(cast(date, time_to_value(last, kind)) + timedelta(1))
     found = f"the times of earlier steps are {what}s, the last {format_time(last, kind)}, so the next is not known"
+    if calls.dataflow.last == NEVER:
+        found = f"the clock of the flow has {what}s"
     raise SchemaMismatch(asked, found, remedy.format(what=what, later=later))
 
 

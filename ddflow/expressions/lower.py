@@ -30,6 +30,7 @@ from ddflow.expressions.arithmetic import arithmetic, negate_number, parse_numbe
 from ddflow.expressions.casts import build_cast
 from ddflow.expressions.functions import dates, lists, strings
 from ddflow.expressions.functions.catalog import TYPES, find_function
+from ddflow.expressions.functions.table import CLOCK_REMEDY
 from ddflow.expressions.logic import (
     build_truth_test,
     case_when,
@@ -408,6 +409,16 @@ def _read_interval(tree: Tree) -> intervals.Interval:
     return intervals.parse_interval(parts)
 
 
+def is_fixed_interval(tree: Tree) -> bool:
+    """Tell whether a tree is an interval literal.  Raises Refusal for an interval of months."""
+    if not _list_interval_parts(tree):
+        return False
+    if _read_interval(tree).months:
+        found = f"{format_tree(tree)} is added to the clock, but months differ in length"
+        raise Refusal(found, "move it to the other side: now() < at + interval 1 month")
+    return True
+
+
 def _begins_with_interval(tree: Tree) -> bool:
     return (
         isinstance(tree, exp.Add)
@@ -461,9 +472,9 @@ _WHY = {
     ),
     "Alias": ("assigns a name", "omit AS: the projection assigns names, {name: expression}"),
     "Star": ("selects all columns", "name the columns"),
+    **dict.fromkeys(("CurrentDate", "CurrentTimestamp"), ("is the clock, which is no value of a row", CLOCK_REMEDY)),
     **dict.fromkeys(
-        ("CurrentDate", "CurrentTimestamp", "CurrentTime", "CurrentUser"),
-        ("differs from call to call", "pass the value as a column or a literal"),
+        ("CurrentTime", "CurrentUser"), ("differs from call to call", "pass the value as a column or a literal")
     ),
 }
 

@@ -16,7 +16,7 @@ kind of operator.
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -84,11 +84,19 @@ class ReadableNode:
         """The arrangement of the node's output."""
         return self.arrangements[0]
 
+    holds_output: ClassVar[bool] = True
+    """Whether rows of the output can be read from the state, if there is state."""
+
     identified: pa.Schema = pa.schema([])
     """The columns whose values identify a version in the arrangements."""
 
     keys: RowHasher
     """The columns by which rows of the output are found in its arrangement, and the hash function of these columns."""
+
+    @property
+    def is_read_from_state(self) -> bool:
+        """Whether the output is read from the state, and not computed from the inputs."""
+        return self.holds_output and bool(self.arrangements)
 
     @property
     def nbytes(self) -> int:
@@ -185,6 +193,14 @@ class RunningOperator(ReadableNode):
         """Apply the changes of a step. Two changes must not have an identity in common. Amortised O(updates)."""
         for each in self.arrangements:
             each.apply_changes(changes, upper, since)
+
+    def has_due_updates(self, until: int) -> bool:
+        """Tell whether the operator emits updates when a step without updates closes the time ``until``."""
+        return False
+
+    def select_waiting_rows(self, inputs: Sequence[Updates]) -> Updates:
+        """Select the updates that the operator accepts but emits later.  ``inputs``: as for `compute`."""
+        return inputs[0].slice_rows(0, 0)
 
     def store_change(self, change: Any, keep: Callable[[Arrangement, Any], Any]) -> Any:
         """Convert a change so that it stays valid after the current part of the step.

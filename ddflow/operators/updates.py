@@ -239,6 +239,12 @@ def refuse_negative_counts(counts: Ints, places: Ints, updates: Updates, asked: 
         raise NegativeMultiplicity(asked, found, "find the input that retracts a row that it never asserted")
 
 
+def rerank_updates(updates: Updates, times: Ints) -> Updates:
+    """Convert the ranks of updates to positions in ``times``, which contains all times of the updates."""
+    places = np.searchsorted(times, updates.times).astype(np.int32)
+    return updates._replace(ranks=places[updates.ranks] if updates.times.size else narrow_ints(), times=times)
+
+
 def negate(updates: Updates) -> Updates:
     """Negate every diff, and move the updates that become retractions before the insertions of the same time. O(n).
 

@@ -29,7 +29,7 @@ from ddflow.dataflow.buffer import UpdateBuffer
 from ddflow.dataflow.graph import ComputedStep, Graph, ReleasedEvents, find_read_columns
 from ddflow.dataflow.step import Observe, StepComputation
 from ddflow.errors import ExpressionError, SpecError
-from ddflow.operators.updates import Updates, compute_without_failing_rows, consolidate, ints, narrow_ints
+from ddflow.operators.updates import Updates, compute_without_failing_rows, consolidate, ints, rerank_updates
 from ddflow.plan.collection import Collection, Columns, find_paired_inputs, is_partitioned_by, walk_inputs
 from ddflow.plan.plan import Plan
 from ddflow.plan.text.codec import compute_node_ids
@@ -232,7 +232,7 @@ def find_partition_columns(node: Collection, place: Placement) -> Columns | None
     Return None if the identities of the rows decide the partition.
     """
     by = place.by or ()
-    return None if by == node.exchange()[0] and not node.of_events else by
+    return None if by == node.exchange()[0] and not (node.of_events or node.reads_clock) else by
 
 
 class _StageCutter:
@@ -379,7 +379,7 @@ class StageComputation(StepComputation):
         self.tests = cut.find_failed_row_exchanges(graph.stage)
         if self.came:
             self.times = np.unique(np.concatenate([self.times, *(each.times for each in self.came.values())]))
-            self.came = {known: _rerank_updates(each, self.times) for known, each in self.came.items()}
+            self.came = {known: rerank_updates(each, self.times) for known, each in self.came.items()}
 
     def run(self) -> ComputedStep:
         """Run the step. Equal rows for later stages are summed into one update.  O(events and updates)."""
@@ -387,6 +387,12 @@ class StageComputation(StepComputation):
         stepped = super().run()
         self._send_to_exchanges(self.of.cut.list_computed_row_exchanges(self.of.stage))
         return stepped
+
+    def _list_more_times(self, updates: Updates) -> Updates:
+        """See `StepComputation._list_more_times`.  Updates of other tasks also get new ranks."""
+        made = super()._list_more_times(updates)
+        self.came = {known: rerank_updates(each, self.times) for known, each in self.came.items()}
+        return made
 
     def _check_failed_rows(self) -> None:
         """Check that the rows for which an expression failed cancel each other.
@@ -466,9 +472,3 @@ def build_sum_updates(table: pa.Table, schema: pa.Schema) -> Updates:
     rows = table.select(schema.names).cast(schema).combine_chunks()
     updates = Updates(rows, ranks.astype(np.int32), diffs, times if times.size else ints())
     return updates if times.size < 2 else updates.take(np.argsort(ranks, kind="stable"))
-
-
-def _rerank_updates(updates: Updates, times: Ints) -> Updates:
-    """Convert the ranks of updates to positions in ``times``, which contains all times of the updates."""
-    places = np.searchsorted(times, updates.times).astype(np.int32)
-    return updates._replace(ranks=places[updates.ranks] if updates.times.size else narrow_ints(), times=times)

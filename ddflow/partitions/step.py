@@ -224,7 +224,7 @@ class StagePartition:
         if frontier == CLOSED:
             last = max([self.dataflow.last, *(int(each.times[-1]) for each in came.values() if each.times.size)])
         self.levelled.came = {number: each for number, each in came.items() if each.diffs.size}
-        return self.dataflow.apply_step({}, self.dataflow.compute_step({}, last), frontier, last)
+        return self.dataflow.apply_step({}, self.dataflow.compute_step({}, last, frontier - 1), frontier, last)
 
     def _build_exchange_updates(self, sums: Mapping[int, pa.Table]) -> dict[int, Updates]:
         """Build updates from the summed rows that this stage's exchanges received."""
@@ -297,7 +297,10 @@ def make_idle_receipt(cut: Stages, start: EpochStart, stage: int, number: int) -
     keys expire.
     """
     expires = any(input.spec.expiry is not None for input in cut.flow.inputs.values())
-    if not start.inventories or start.backfill is not None or (stage == 0 and (cut.flow.holds_back or expires)):
+    timed = any(node.reads_clock for node in cut.find_stateful_nodes(stage))
+    if not start.inventories or start.backfill is not None:
+        return None
+    if timed or (stage == 0 and (cut.flow.holds_back or expires)):
         return None
     if len({each[number].name for each in start.inventories}) < len(start.inventories):
         return None  # a local engine's inventory covers all stages, so each stage must first write its own inventory
@@ -454,7 +457,7 @@ def _find_computed_nodes(graph: Graph, backfill: Backfill) -> Iterable[Collectio
     new = find_new_operators(graph, backfill)
 
     def is_computed(node: Collection) -> bool:
-        return bool(node.inputs) and (node in new or not graph.opened[node].arrangements)
+        return bool(node.inputs) and (node in new or not graph.opened[node].is_read_from_state)
 
     roots = [*new, *(graph.plan.outputs[name] for name in backfill.outputs)]
     found = walk_inputs(roots, lambda node: node.inputs if is_computed(node) else ())

@@ -39,6 +39,10 @@ class PlanNodes:
     def __init__(self) -> None:
         self.nodes: list[Collection] = []
 
+    def require_clock(self) -> pa.DataType:
+        """Return the type of the clock; see `ddflow.plan.plan.Plan`."""
+        raise NotImplementedError
+
     def reuse_equal_node(self, made: Collection) -> Collection:
         """Return the collection of the plan that is equal to ``made``. Without an equal collection, return ``made``.
 
@@ -98,6 +102,9 @@ class Collection(
 
     The operator's inputs must then be inputs of the plan.
     """
+
+    reads_clock: ClassVar[bool] = False
+    """Whether the operator also receives the last time that each step closes, because it can emit updates then."""
 
     looks: ClassVar[tuple[int, ...]] = ()
     """Positions of the inputs whose rows the operator looks up, as the rows were before the step.

@@ -166,6 +166,7 @@ def evolve_plan(
     building a plan raises.
     """
     out, made = Plan(), Nodes()
+    out.clock = plan.clock
     wanted = walk_inputs(node for name, node in plan.outputs.items() if only is None or name in only)
     inputs: dict[Collection, Input] = {each: each for each in plan.inputs.values()}
     for node in plan.nodes:
@@ -185,9 +186,15 @@ def evolve_plan(
 
 
 def build_plan_with_time_type(plan: Plan, kind: pa.DataType) -> tuple[Plan, Nodes]:
-    """Rebuild an epoch-mode plan with step times of type ``kind``, and map each collection to its copy. O(nodes)."""
+    """Rebuild an epoch-mode plan with step times of type ``kind``, and map each collection to its copy. O(nodes).
+
+    Raises `PlanChanged` if the plan has a clock of another type.
+    """
     if plan.holds_back or plan.time_type == kind:
         return plan, {node: node for node in plan.nodes}
+    if plan.clock is not None:
+        found = f"the clock of the flow is {plan.clock}, but the times of the state's steps are {kind}"
+        raise PlanChanged("open a flow with a clock", found, "open it on a new state, and feed it the log again")
     return evolve_plan(plan, {}, times=kind)
 
 

@@ -17,9 +17,11 @@ A plan runs nothing. `ddflow.Flow.open` turns a plan into an engine, and the Spa
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any, Final, Literal
 
 import pyarrow as pa
+import pyarrow.types as pat
 
 from ddflow.columns.declared import to_arrow_schema
 from ddflow.columns.names import check_column_names
@@ -33,23 +35,57 @@ from ddflow.plan.inputs.input import Binding, Input, bind_format, bind_machine
 from ddflow.plan.inputs.spec import Late, Upsert
 from ddflow.plan.merge.machine import Machine
 from ddflow.plan.merge.machines import VALUES
+from ddflow.time import INT64
+
+CLOCKS: Final = {"timestamp": pa.timestamp("us", "UTC"), "date": pa.date32()}
+"""The types of clocks."""
 
 
 class Plan(PlanNodes):
     """A plan under construction.
 
+    Parameters
+    ----------
+    clock : {"timestamp", "date"}, optional
+        The type of the times of steps: UTC timestamps of microseconds, or dates.  Every step then needs a time of this
+        type.  By default the first step decides; a condition with ``now()`` sets "timestamp".
+
     Attributes
     ----------
+    clock : pyarrow.DataType or None
+        The type of the times of steps, if the flow has declared it.
     inputs : dict of str to Input
         Inputs by name.
     outputs : dict of str to Collection
         Outputs by name.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Literal["timestamp", "date"] | None = None) -> None:
         super().__init__()
+        if clock not in (None, *CLOCKS):
+            remedy = 'use "timestamp" or "date", or omit it for numbered steps'
+            raise SpecError(f"a flow with clock={clock!r:.99}", "there is no such clock", remedy)
+        self.clock: pa.DataType | None = None if clock is None else CLOCKS[clock]
         self.inputs: dict[str, Input] = {}
         self.outputs: dict[str, Collection] = {}
+
+    def require_clock(self) -> pa.DataType:
+        """Return the type of times. If nothing has declared it, the flow gets a clock of timestamps.
+
+        O(nodes). Raises `SpecError` if the time columns of a flow in hold-back mode are numbers.
+        """
+        if self.holds_back:
+            if pat.is_integer(self.time_type):
+                found = f"the time columns of the flow are {self.time_type}, and numbers are no clock"
+                raise SpecError("compare now()", found, "use time columns of timestamps or dates")
+            return self.time_type
+        if self.clock is None:
+            self.clock = CLOCKS["timestamp"] if self.time_type == INT64 else self.time_type
+            for node in self.nodes:
+                node.time_type = self.clock
+            for input in self.inputs.values():
+                input.bound = replace(input.bound, time_type=self.clock)
+        return self.clock
 
     def upserts(self, name: str, schema: Any, spec: Upsert, *, format: Format | None = None) -> Input:
         """Add an input of upserts.
@@ -232,6 +268,11 @@ class Plan(PlanNodes):
         if name in self.inputs or name in self.outputs:
             by = "input" if name in self.inputs else "output"
             raise SpecError(f"input {name!r}", f"an {by} already has that name", "choose another name", input=name)
+        if self.clock is not None and spec.holds_back:
+            found = f"in hold-back mode the time columns are the clock, and {name!r} has one"
+            raise SpecError(Option("clock"), found, ErrorText("omit ", Option("clock")), input=name)
+        if self.clock is not None:
+            bound = replace(bound, time_type=self.clock)
         for other in self.inputs.values():
             self._check_modes(bound, other.bound)
         for side, schema in bound.side_output_schemas.items():
@@ -365,5 +406,6 @@ class Plan(PlanNodes):
         O(nodes).
         """
         out = Plan()
+        out.clock = self.clock
         out.nodes, out.inputs, out.outputs = list(self.nodes), dict(self.inputs), dict(self.outputs)
         return out

@@ -122,7 +122,7 @@ class DifferenceArrangement(Arrangement):
         self.check_readable(as_of, "a read")
         if not (parts := self.find_group_versions(high, low)):
             return RowsByGroup(NO_ROWS)
-        picked = self._sum_parts(parts, as_of)
+        picked = self.sum_parts(parts, as_of)
         whole = np.array([0, picked.references.size])
         return RowsByGroup(picked.references, picked.value.view(np.int64), whole, picked.order)
 
@@ -136,14 +136,14 @@ class DifferenceArrangement(Arrangement):
         self.check_readable(as_of, what)
         for parts in self.iterate_version_ranges():
             if parts:
-                yield self._sum_parts(parts, as_of)
+                yield self.sum_parts(parts, as_of)
 
     def gather_rows(self, found: RowsByGroup) -> pa.Table:
         """Gather rows, with their multiplicities as the column `TIMES`.  O(n) for each column."""
         rows = gather_table(self.slots.pool, found.references, self.schema)
         return rows.append_column(COUNTED, pa.array(found.values))
 
-    def _sum_parts(self, parts: list[BatchRange], as_of: int | None) -> PickedVersions:
+    def sum_parts(self, parts: list[BatchRange], as_of: int | None) -> PickedVersions:
         """Add up the diffs of the rows of a range at a time.  O(differences)."""
         time = max(self.latest, self.since) if as_of is None else as_of
         picked = sum_differences(self.slots, parts, time)

@@ -7,8 +7,8 @@ ddflow makes a connection or creates anything.
 import datetime
 from collections.abc import Mapping
 from dataclasses import dataclass
-from time import time
-from typing import Any, Final, Literal
+from time import monotonic, time, time_ns
+from typing import Any, Final, Literal, Protocol
 
 import pyarrow as pa
 import pyarrow.types as pat
@@ -17,10 +17,13 @@ from ddflow.columns.names import DIFF, did_you_mean
 from ddflow.connectors.api import Source, TableShape, TableSink, check_connector
 from ddflow.connectors.modes import build_mode_schema
 from ddflow.dataflow.budget import parse_size
+from ddflow.dataflow.dataflow import Dataflow
+from ddflow.dataflow.result import Step
+from ddflow.engine.calls import EngineCalls
 from ddflow.engine.replace import compute_absence_limit
 from ddflow.errors import ErrorText, Option, SpecError
 from ddflow.plan.plan import Plan
-from ddflow.time import parse_seconds
+from ddflow.time import CLOSED, parse_seconds, time_to_int64, time_to_value
 
 EPOCHS: Final = 10_000
 """The maximum number of epochs that a sink is allowed to lack before the run stops ingesting rows."""
@@ -49,6 +52,7 @@ ms, s, min, ...
     room: str | int = "64MB"
     evolve: Literal["add", "stop"] = "add"
     max_absent: int | str | None = None
+    clock: str | None = None
 
     def __post_init__(self) -> None:
         if self.max_absent is not None:
@@ -60,6 +64,7 @@ ms, s, min, ...
             self.retry_seconds,
             self.backlog_bytes,
             self.max_epoch_bytes,
+            self.clock_seconds,
         )
         if self.rows is not None and (isinstance(self.rows, bool) or not isinstance(self.rows, int) or self.rows < 1):
             raise SpecError(Option("rows", self.rows), "that is not a number of rows", "use a whole number, 1 or more")
@@ -79,6 +84,22 @@ ms, s, min, ...
         if isinstance(self.until, datetime.datetime):
             return max(self.until.timestamp() - time(), 0.0)
         return parse_seconds(str(self.until), "until=")
+
+    @property
+    def clock_seconds(self) -> float:
+        """The most seconds between two steps of a flow with a clock."""
+        return parse_seconds(str(self.clock or "1s"), "clock=")
+
+    def check_clock(self, plan: Plan) -> None:
+        """Check that the clock of the run fits the plan.  Raises `SpecError`."""
+        if self.clock is not None and (plan.holds_back or plan.clock is None):
+            found = "its times are those of its events" if plan.holds_back else "its steps are numbered"
+            use = ErrorText(Option("lateness"), " and ", Option("idle"), " move the times of a flow in hold-back mode")
+            remedy = use if plan.holds_back else 'declare dd.Flow(clock="timestamp"), or compare now() in a condition'
+            raise SpecError(f"run a flow with clock={self.clock!r}", found, remedy)
+        if not plan.holds_back and plan.clock == pa.date32():
+            found = "its clock has dates, so it can make one step a day"
+            raise SpecError("run a flow", found, 'use dd.Flow(clock="timestamp"), or call step yourself')
 
     @property
     def idle_seconds(self) -> float | None:
@@ -111,6 +132,46 @@ ms, s, min, ...
         return round(parse_seconds(self.lateness, "lateness=") * a_second)
 
 
+class RunLoopEngine(Protocol):
+    """The methods that a run needs from an engine."""
+
+    calls: EngineCalls
+
+    def step(self, *given: Any, **options: Any) -> Step: ...
+
+    def push(self, *given: Any, **options: Any) -> Step: ...
+
+    def advance_to(self, *given: Any, **options: Any) -> Step: ...
+
+    def replace(self, *given: Any, **options: Any) -> Step: ...
+
+
+class StepClock:
+    """The times of a run's steps.  ``ticks``: whether the plan has a clock, so that steps have the time of the machine.
+
+    Other steps are numbered, or have the times of their events.
+    """
+
+    def __init__(self, dataflow: Dataflow, how: RunOptions) -> None:
+        self._dataflow, self._seconds, self._stepped = dataflow, how.clock_seconds, 0.0
+        self.ticks = dataflow.flow.clock is not None and not dataflow.flow.holds_back
+
+    def choose_time(self) -> Any:
+        """Return the time of the next step: the UTC time, or later than the last step.  None without a clock."""
+        if not self.ticks:
+            return None
+        self._stepped = monotonic()
+        return time_to_value(max(time_ns() // 1000, self._dataflow.last + 1), self._dataflow.time_type)
+
+    def find_due_time(self) -> Any:
+        """Return the time of a step without rows, or None if none is due or if no row comes or goes."""
+        if not self.ticks or monotonic() - self._stepped < self._seconds:
+            return None
+        now = self.choose_time()
+        until = time_to_int64("step", now, CLOSED, self._dataflow.time_type)
+        return now if self._dataflow.graph.has_due_updates(until) else None
+
+
 def check_run_arguments(
     plan: Plan, sources: Mapping[str, Source], sinks: Mapping[str, TableSink], how: RunOptions
 ) -> None:
@@ -129,6 +190,7 @@ def check_run_arguments(
     ddflow.errors.SpecError: the sink of 'peple': there is no such output; did you mean 'people'? the ...
     """
     check_sources(plan, sources)
+    how.check_clock(plan)
     for name, sink in sinks.items():
         make_table_shape(plan, name, sink)
     compute_input_lateness(plan, how)

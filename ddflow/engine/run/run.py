@@ -11,21 +11,28 @@ target. Limits: a failure outside sources and sinks ends the engine if it happen
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from time import monotonic, sleep
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal
 
 import pyarrow as pa
 
 from ddflow.connectors.api import Source, TableSink
 from ddflow.connectors.error_location import add_file_to_errors
 from ddflow.dataflow.result import Step
-from ddflow.engine.calls import CommitTimer, EngineCalls
+from ddflow.engine.calls import CommitTimer
 from ddflow.engine.evolve import evolve_engine
 from ddflow.engine.full_contents import list_order_columns
 from ddflow.engine.replace import check_time_is_numeric
 from ddflow.engine.run.delivery import NAP, Deliveries, Delivery, warn_of_missing_sinks
 from ddflow.engine.run.kept_epochs import EngineEpochs
-from ddflow.engine.run.options import RunOptions, check_sources, compute_input_lateness
+from ddflow.engine.run.options import (
+    RunLoopEngine,
+    RunOptions,
+    StepClock,
+    check_sources,
+    compute_input_lateness,
+)
 from ddflow.engine.run.report import RunDone, RunReport
 from ddflow.engine.run.retry import LASTS
 from ddflow.engine.run.signals import call_on_signal, call_repeatedly
@@ -42,20 +49,6 @@ The run ends about 3 s after the second limit, because a server may not notice t
 """
 MANY: Final = 1 << 17
 """If a step has at least this number of rows, the status line announces the step before it begins."""
-
-
-class RunLoopEngine(Protocol):
-    """The methods that a run needs from an engine."""
-
-    calls: EngineCalls
-
-    def step(self, *given: Any, **options: Any) -> Step: ...
-
-    def push(self, *given: Any, **options: Any) -> Step: ...
-
-    def advance_to(self, *given: Any, **options: Any) -> Step: ...
-
-    def replace(self, *given: Any, **options: Any) -> Step: ...
 
 
 class RunLoop:
@@ -86,7 +79,9 @@ class RunLoop:
         self.log = None if self.calls.durable is None else self.calls.durable.log
         plan = self.dataflow.flow
         check_sources(plan, sources)
-        if sources and not plan.holds_back:
+        how.check_clock(plan)
+        self.clock = StepClock(self.dataflow, how)
+        if sources and not (plan.holds_back or self.clock.ticks):
             remedy = ErrorText(
                 "ingest the rows yourself, by step or replace with ",
                 Option("time"),
@@ -150,7 +145,7 @@ class RunLoop:
                 self.report.show_status(self._find_frontier_holder())
                 self._give_up_if_overdue()
                 over = all(each.state == "ended" and not each.has_uncommitted_polls for each in self.readers)
-                if self._stop is not None or (over and drained):
+                if self._stop is not None or (over and drained and (self.readers or not self.how.clock)):
                     break
                 if full or over:
                     sleep(NAP)
@@ -233,7 +228,7 @@ class RunLoop:
         Continue after the limit until each source is at a position where an epoch may end.
         """
         start, size, rows = monotonic(), 0, 0
-        until = start + self.how.interval_seconds
+        until = start + min(self.how.interval_seconds, self.how.clock_seconds if self.clock.ticks else LASTS)
         while True:
             now = monotonic()
             full = size >= self.how.max_epoch_bytes or rows >= (self.how.rows or 1 << 62)
@@ -273,9 +268,16 @@ class RunLoop:
                 self._feed_source_rows(reader)
         advanced = self._advance_frontier()
         if self.dataflow.owed:  # existing rows of new outputs must not wait for input
-            self._record_step((self.engine.push if self.dataflow.holds_back else self.engine.step)({}), ())
+            call = (
+                self.engine.push
+                if self.dataflow.holds_back
+                else partial(self.engine.step, time=self.clock.choose_time())
+            )
+            self._record_step(call({}), ())
         elif not moved and not advanced:
-            return
+            if (now := self.clock.find_due_time()) is None:
+                return
+            self._record_step(self.engine.step({}, now), ())
         for reader in moved:
             self.dataflow.sources[reader.name] = reader.make_record()
         if self.log is not None:
@@ -347,10 +349,13 @@ class RunLoop:
         bound = self.dataflow.admissions[name].bound
         table = pa.Table.from_batches(batches, batches[0].schema if batches else bound.schema)
         order = given.order if {*list_order_columns(bound.spec)} == {*(given.order or ())} else None
-        return self.engine.replace(name, table, order=order, max_absent=self.how.max_absent, allow_empty=True)
+        how: dict[str, Any] = {"max_absent": self.how.max_absent, "allow_empty": True, "time": self.clock.choose_time()}
+        return self.engine.replace(name, table, order=order, **how)
 
     def _step_rows(self, given: CallRows) -> Step:
-        call = self.engine.push if self.dataflow.holds_back else self.engine.step
+        call = (
+            self.engine.push if self.dataflow.holds_back else partial(self.engine.step, time=self.clock.choose_time())
+        )
         rows = sum(batch.num_rows for batches in given.rows.values() for batch in batches)
         if rows >= MANY:
             self.report.show_activity(f"ingesting {rows:,} rows")

@@ -24,6 +24,7 @@ import pyarrow as pa
 from ddflow.expressions import functions
 from ddflow.expressions.casts import build_cast
 from ddflow.expressions.functions.table import (
+    CLOCK_REMEDY,
     FUNCTIONS,
     SqlFunction,
     find_equivalent_expression,
@@ -58,9 +59,10 @@ _UNKEPT = _split_names("""
 _KEPT = "the aggregates are array_agg, avg, bool_and, bool_or, count, first, last, max, min, stddev_*, sum, var_*"
 _INSTEAD_OF = {"count_if": "write count(*) filter (where ...)", "approx_count_distinct": "write count(distinct x)"}
 _WINDOWS = _split_names("cume_dist dense_rank lag lead nth_value ntile percent_rank rank row_number")
+_CLOCK = _split_names("curdate current_date current_timestamp now")
 _CHANGING = _split_names("""
-    curdate current_date current_timestamp current_time current_user localtimestamp monotonically_increasing_id now rand
-    randn random randstr session_user shuffle spark_partition_id today uniform user uuid
+    current_time current_user localtimestamp monotonically_increasing_id rand randn random randstr session_user shuffle
+    spark_partition_id today uniform user uuid
 """)
 _GENERATORS = _split_names(
     "explode explode_outer generate_series inline inline_outer posexplode posexplode_outer stack unnest"
@@ -100,6 +102,8 @@ def find_function(name: str) -> SqlFunction:
         if lower in _WINDOWS:
             remedy = "write it in .over(), or with OVER in the select list of a query"
         raise Refusal(f"{lower} reads several rows, but an expression reads one row at a time", remedy)
+    if lower in _CLOCK:
+        raise Refusal(f"{lower} is the clock, which is no value of a row", CLOCK_REMEDY)
     if lower in _CHANGING:
         raise Refusal(f"{lower} differs from call to call", "pass the value as a column or a literal")
     if lower in _GENERATORS:

@@ -30,6 +30,11 @@ COLUMNS: Final = pa.schema(
     }
 )
 """The columns that the suggested expressions read."""
+CLOCK_REMEDY: Final = (
+    "compare it in WHERE, HAVING, filter(), or in ON with columns that an outer join can make null, by <, <=, >, >= or "
+    "BETWEEN, as in at > now() - interval 1 hour"
+)
+"""What to write instead of the clock in another place."""
 _INSTEAD: Final = {
     "strftime to_char format_datetime date_to_char": "date_format(at, 'yyyy-MM-dd')",
     "strptime parse_timestamp": "to_timestamp(text)",

@@ -24,12 +24,14 @@ from sqlglot import exp
 from ddflow.aside import run_on_new_stack
 from ddflow.columns.names import did_you_mean
 from ddflow.errors import DdflowError, ExpressionError, Option, SpecError
+from ddflow.expressions.clock import is_clock
 from ddflow.expressions.node import Refusal
 from ddflow.expressions.parse import Tree, parse_query
 from ddflow.plan.collection import walk_inputs
 from ddflow.plan.sql.clauses import (
     CHANGING,
     ClauseReader,
+    check_clock_place,
     list_unknown_clauses,
     refuse_unknown_clauses,
     refuse_unsupported_clauses,
@@ -109,6 +111,8 @@ class QueryReader(ClauseReader):
             raise ExpressionError(ASKED, refusal.found, refusal.fix) from refusal
         for node in tree.find_all(*CHANGING):
             self._record_function_position(node, sql)
+        for node in list(filter(is_clock, tree.walk())):
+            check_clock_place(node)
         refuse_unsupported_clauses(tree)
         self.sorted = tree if sorted else None
         return self.read_query(tree, {}, None)

@@ -21,7 +21,9 @@ from typing import Any, Final, NamedTuple
 
 from sqlglot import exp
 
+from ddflow.expressions.clock import is_clock, stands_in_condition
 from ddflow.expressions.functions.catalog import find_function
+from ddflow.expressions.functions.table import CLOCK_REMEDY
 from ddflow.expressions.functions.time_windows import WINDOW
 from ddflow.expressions.node import Refusal
 from ddflow.expressions.parse import Tree, strip_call_suffixes
@@ -100,6 +102,14 @@ class Subquery(NamedTuple):
     kind: str
     query: ResolvedQuery
     written: Tree
+
+
+def check_clock_place(node: Tree) -> None:
+    """Raise `ExpressionError` unless a condition compares the clock ``node``."""
+    if not stands_in_condition(node):
+        raise build_query_error(
+            node, f"{shorten_tree_sql(node)} is the clock, which is no value of a row", CLOCK_REMEDY
+        )
 
 
 def is_aggregate(node: Tree) -> bool:
@@ -198,7 +208,7 @@ class ClauseReader:
 
     def _resolve_subquery(self, node: Tree, names: QueryScope, withs: Any, first: Aliases | None) -> Tree | None:
         """Read a subquery as a `SubqueryNode`; return None for any other node.  Raises `ExpressionError`."""
-        if isinstance(node, CHANGING):
+        if isinstance(node, CHANGING) and not is_clock(node):
             remedy = "use a column or a literal instead"
             raise build_query_error(node, f"{shorten_tree_sql(node)} differs from call to call", remedy)
         if isinstance(node, exp.Any | exp.All):
@@ -238,7 +248,7 @@ class ClauseReader:
         """
         name = CALLED.get(node.name.lower(), node.name.lower())
         node.set("this", name)
-        if name in NAMES or is_window_call(node):
+        if name in NAMES or is_window_call(node) or is_clock(node):
             return
         try:
             find_function(name)

@@ -14,9 +14,10 @@ Project(name string)
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from functools import reduce
-from typing import Any, Final, Generic
+from typing import Any, Final, Generic, cast
 
 from ddflow.columns.names import did_you_mean
 from ddflow.errors import SpecError
@@ -24,6 +25,10 @@ from ddflow.plan.verbs.family import Made, VerbFamily, check_same_flow
 
 Formula = Any
 """An SQL string, a ``pyarrow.compute.Expression``, or a function that takes a record batch and returns an array."""
+
+
+_CLOCK: Final = re.compile(r"\b(now|current_timestamp|current_date|curdate)\b", re.IGNORECASE)
+"""Whether the text of a condition may name the clock."""
 
 
 class RowVerbs(VerbFamily[Made], Generic[Made]):
@@ -35,7 +40,8 @@ class RowVerbs(VerbFamily[Made], Generic[Made]):
         Parameters
         ----------
         predicate : str, pyarrow.compute.Expression or callable
-            SQL, a pyarrow expression, or a function from a record batch to an array of booleans.
+            SQL, a pyarrow expression, or a function from a record batch to an array of booleans.  SQL may compare the
+            time of the step, as in ``"at > now() - interval 1 hour"``; rows then come and go as time passes.
 
         Returns
         -------
@@ -49,9 +55,29 @@ class RowVerbs(VerbFamily[Made], Generic[Made]):
 
         Notes
         -----
-        O(n), for n updates of a step.
+        O(n), for n updates of a step.  With ``now()``, O(n log n) for n updates and n rows that come or go; the state
+        stores each row that will come or go.
+
+        Examples
+        --------
+        >>> import ddflow as dd
+        >>> flow = dd.Flow()
+        >>> visits = flow.upserts("visits", {"id": int, "at": "timestamp"}, dd.Upsert(key="id"))
+        >>> _ = flow.output("recent", visits.filter("at > now() - interval 1 hour"))
+        >>> import datetime as dt
+        >>> with flow.open() as engine:
+        ...     rows = {"id": [1], "at": [dt.datetime(2026, 11, 29, 12)]}
+        ...     _ = engine.step(rows, time="2026-11-29 12:30+00:00")
+        ...     engine.step({}, time="2026-11-29 13:00+00:00")["recent"].column("_diff").to_pylist()
+        [-1]
         """
-        return self._apply_verb("filter", predicate)
+        if not (isinstance(predicate, str) and _CLOCK.search(predicate)):
+            return self._apply_verb("filter", predicate)
+        from ddflow.expressions.clock import split_temporal_conditions  # its parser takes long to import
+
+        plain, timed = split_temporal_conditions(predicate)
+        rows = self if plain is None else cast("RowVerbs[Made]", self._apply_verb("filter", plain))
+        return rows._apply_verb("temporal_filter", timed) if timed else cast("Made", rows)
 
     def project(self, columns: str | Sequence[str] | Mapping[str, Formula]) -> Made:
         """Map the rows to other columns.  Multiplicities stay.

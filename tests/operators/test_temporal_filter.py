@@ -1,0 +1,319 @@
+"""Test temporal filters beside the twin: bounds, both modes, history, state, and every place without a clock.
+
+Times are microseconds from 0 to `ENDS`, so that the twin can compute each of them.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from chance import effort
+from hypothesis import given, strategies as st
+from messages import raises
+from model import Twin, collection
+from rules import Input
+from tight import MEMORY, tighten
+
+import ddflow as dd
+from ddflow.errors import ExpressionError, PlanChanged, SchemaMismatch, SpecError
+from ddflow.plan.text.codec import describe_plan, rebuild_plan
+from ddflow.storage.memory import MemoryStore
+
+ENDS = 70
+MOMENT = pa.timestamp("us")
+COLUMNS = {"id": pa.int64(), "at": MOMENT, "upto": MOMENT, "n": pa.int64()}
+CONDITIONS: dict[str, Any] = {
+    "at > now() - interval 5 microseconds": lambda row, now: before(now, row["at"], 5),
+    "at <= now()": lambda row, now: row["at"] is not None and row["at"] <= now,
+    "at between now() - interval 3 microseconds and now() + interval 2 microseconds": lambda row, now: (
+        row["at"] is not None and now - 3 <= row["at"] <= now + 2
+    ),
+    "now() >= at and n > 0 and current_timestamp < upto": lambda row, now: (
+        row["n"] > 0 and None not in (row["at"], row["upto"]) and row["at"] <= now < row["upto"]
+    ),
+    "upto >= now()": lambda row, now: row["upto"] is not None and row["upto"] >= now,
+    "(at < now() + interval 1 microsecond) and upto > now()": lambda row, now: (
+        None not in (row["at"], row["upto"]) and row["at"] < now + 1 and row["upto"] > now
+    ),
+}
+ROWS = st.fixed_dictionaries(
+    {
+        "id": st.integers(0, 3),
+        "at": st.none() | st.integers(0, 25),
+        "upto": st.none() | st.integers(0, 30),
+        "n": st.integers(0, 2),
+    }
+)
+STEPS = st.lists(st.tuples(st.lists(ROWS, max_size=4), st.integers(1, 8)), min_size=1, max_size=7)
+
+
+def before(now: int, at: int | None, length: int) -> bool:
+    return at is not None and at > now - length
+
+
+def moment(time: int) -> dt.datetime:
+    return dt.datetime(1970, 1, 1, tzinfo=dt.UTC) + dt.timedelta(microseconds=time)
+
+
+def to_table(rows: list[dict[str, Any]], names: list[str]) -> pa.Table:
+    kinds = {**COLUMNS, "time": MOMENT}
+    return pa.table({name: pa.array([row[name] for row in rows], kinds[name]) for name in names})
+
+
+def to_updates(table: pa.Table) -> dict[tuple[Any, int], int]:
+    plain = [column.cast(pa.int64()).to_pylist() for column in table.columns]
+    return {(tuple(row[:-2]), row[-2]): row[-1] for row in zip(*plain, strict=True)}
+
+
+def to_rows(table: pa.Table) -> Counter[Any]:
+    plain = [column.cast(pa.int64()).to_pylist() for column in table.columns]
+    return Counter({tuple(row[:-1]): row[-1] for row in zip(*plain, strict=True)})
+
+
+def build(text: str, holds_back: bool) -> tuple[dd.Flow, Twin]:
+    names = [*COLUMNS, "time"] if holds_back else [*COLUMNS]
+    spec = dd.Upsert(key="id", time="time" if holds_back else None)
+    flow = dd.Flow()
+    rows = flow.upserts("rows", {name: COLUMNS.get(name, MOMENT) for name in names}, spec)
+    shown = flow.output("shown", rows.filter(text))
+    flow.output("counted", shown.count(by="n"))
+    twin_input = Input(tuple(names), spec)
+    its = collection("rows", twin_input).filter_by_clock(CONDITIONS[text])
+    twin = Twin({"rows": twin_input}, {"shown": its, "counted": its.count(["n"])}, ends=ENDS)
+    return flow, twin
+
+
+@pytest.mark.parametrize("text", CONDITIONS)
+@pytest.mark.parametrize("small", [False, True])
+@effort(300)
+@given(steps=STEPS)
+def test_steps_equal_the_twin(text: str, small: bool, steps: list[Any]) -> None:
+    flow, twin = build(text, holds_back=False)
+    store, time, options = MemoryStore(), 0, {"memory": MEMORY} if small else {}
+    with flow.open(store, retain=ENDS, **options) as engine:
+        tighten(engine) if small else None
+        for rows, later in steps:
+            time += later
+            made, expected = (
+                engine.step({"rows": to_table(rows, [*COLUMNS])}, time=moment(time)),
+                twin.step({"rows": rows}, time),
+            )
+            for name in ("shown", "counted"):
+                assert to_updates(made[name]) == expected.updates[name]
+                assert to_rows(engine.read(name)) == twin.read(name)
+            engine.dataflow._check_invariants()
+        for as_of in range(1, time + 1):
+            assert to_rows(engine.read("shown", as_of=moment(as_of))) == twin.read("shown", as_of)
+            assert to_rows(engine.read("counted", as_of=moment(as_of))) == twin.read("counted", as_of)
+    with flow.open(store.reopen()) as engine:
+        assert to_rows(engine.read("shown")) == twin.read("shown")
+        made, expected = engine.step({}, time=moment(ENDS - 1)), twin.step({}, ENDS - 1)
+        assert to_updates(made["shown"]) == expected.updates["shown"]
+        assert not engine.dataflow.graph.has_due_updates(2**62)
+
+
+@pytest.mark.parametrize("text", CONDITIONS)
+@effort(300)
+@given(steps=STEPS, whole=st.booleans())
+def test_exact_bounds_in_hold_back_mode(text: str, steps: list[Any], whole: bool) -> None:
+    flow, twin = build(text, holds_back=True)
+    frontier = 0
+    with flow.open(retain=ENDS) as engine:
+        for n, (rows, later) in enumerate(steps):
+            timed = [row | {"time": frontier + i} for i, row in enumerate(rows)]
+            engine.push({"rows": to_table(timed, [*COLUMNS, "time"])})
+            twin.push({"rows": timed})
+            frontier += later + len(rows)
+            if whole and n < len(steps) - 1:
+                continue
+            frontier = min(frontier, ENDS)
+            made, expected = engine.advance_to(frontier), twin.advance_to(frontier)
+            for name in ("shown", "counted"):
+                assert to_updates(made[name]) == expected.updates[name]
+        for as_of in range(frontier):
+            assert to_rows(engine.read("shown", as_of=as_of)) == twin.read("shown", as_of)
+        made, expected = engine.advance_to(dd.CLOSED), twin.advance_to(ENDS)
+        assert to_updates(made["counted"]) == expected.updates["counted"]
+
+
+def times_of(flow: dd.Flow, rows: Any, *times: Any) -> list[list[int]]:
+    """Return the diffs of each step at some times. The rows come at the first one."""
+    with flow.open() as engine:
+        return [
+            engine.step(rows if n == 0 else {}, time=time)["shown"]["_diff"].to_pylist() for n, time in enumerate(times)
+        ]
+
+
+@pytest.mark.parametrize(
+    ("condition", "last", "first_after"),
+    [
+        ("at + interval 1 month > now()", "2024-02-29 11:59:59.999999+00:00", "2024-02-29 12:00:00+00:00"),
+        ("now() <= at", "2024-01-31 12:00:00+00:00", "2024-01-31 12:00:00.000001+00:00"),
+        ("current_date <= at", "2024-01-31 23:59:59.999999+00:00", "2024-02-01 00:00:00+00:00"),
+        ("cast(at as date) >= current_date", "2024-01-31 23:59:59+00:00", "2024-02-01 00:00:00+00:00"),
+        ("current_date < at", "2024-01-31 23:59:59.999999+00:00", "2024-02-01 00:00:00+00:00"),
+        ("now() < cast(at as date) + interval 2 days", "2024-02-01 23:59:59+00:00", "2024-02-02 00:00:00+00:00"),
+        ("now() < '2024-02-01 10:00:00'", "2024-02-01 09:59:59+00:00", "2024-02-01 10:00:00+00:00"),
+        ("now() - interval 1 hour - interval 2 minutes < at", "2024-01-31 13:01:59+00:00", "2024-01-31 13:02:00+00:00"),
+    ],
+)
+def test_rows_leave_at_the_first_time_without_them(condition: str, last: str, first_after: str) -> None:
+    for kind in (pa.timestamp("us"), pa.timestamp("s"), pa.timestamp("ns", "UTC")):
+        flow = dd.Flow()
+        rows = flow.updates("rows", {"at": kind})
+        flow.output("shown", rows.filter(condition))
+        given = pa.table({"at": pa.array([1706702400]).cast(pa.timestamp("s")).cast(pa.timestamp("us")).cast(kind)})
+        assert times_of(flow, given, "2024-01-31 00:00:00+00:00", last, first_after) == [[1], [], [-1]]
+
+
+def test_finer_values_round_up_to_the_times() -> None:
+    for condition, expected in [("now() < at", 2), ("now() <= at", 2), ("now() > at", 2), ("now() >= at", 2)]:
+        flow = dd.Flow()
+        rows = flow.updates("rows", {"at": pa.timestamp("us"), "t": pa.timestamp("s")}, time="t")
+        flow.output("shown", rows.filter(condition))
+        with flow.open() as engine:
+            engine.push({"at": pa.array([1_500_000], pa.timestamp("us")), "t": pa.array([0], pa.timestamp("s"))})
+            made = engine.advance_to(9)["shown"]
+        assert made["_time"].cast(pa.int64()).to_pylist()[-1] == expected
+
+
+def test_a_clock_of_dates() -> None:
+    flow = dd.Flow(clock="date")
+    rows = flow.updates("rows", {"day": pa.date32()})
+    flow.output("shown", flow.sql("select day from rows where day >= current_date - interval 1 day"))
+    given = {"day": [dt.date(2026, 11, 28), None]}
+    assert times_of(flow, given, dt.date(2026, 11, 28), dt.date(2026, 11, 29), dt.date(2026, 11, 30)) == [[1], [], [-1]]
+    with raises(ExpressionError):
+        rows.filter("day > now()")
+
+
+def test_a_row_that_is_over_is_neither_emitted_nor_kept() -> None:
+    flow, _ = build("now() >= at and n > 0 and current_timestamp < upto", holds_back=False)
+    with flow.open() as engine:
+        past = [{"id": i, "at": 1, "upto": 5, "n": 1} for i in range(9)]
+        never = [{"id": 10 + i, "at": 20, "upto": 20 - i, "n": 1} for i in range(9)]
+        assert not engine.step({"rows": to_table(past + never, [*COLUMNS])}, time=moment(9))["shown"].num_rows
+        (waiting,) = (each for name, each in engine.dataflow.graph.arrangements.items() if "temporal" in name)
+        assert waiting.keys == 0 and not engine.dataflow.graph.has_due_updates(2**62)
+
+
+def test_bounds_beyond_all_times() -> None:
+    flow = dd.Flow()
+    nanos = pa.timestamp("ns")
+    rows = flow.updates("rows", {"day": pa.date32(), "t": nanos}, time="t")
+    flow.output("shown", rows.filter("day > now()"))
+    with flow.open() as engine:
+        engine.push({"day": [dt.date(9999, 1, 1), dt.date(1, 1, 1), None], "t": pa.array([5, 5, 5], nanos)})
+        assert engine.advance_to(9)["shown"]["day"].to_pylist() == [dt.date(9999, 1, 1)]
+        assert engine.advance_to(dd.CLOSED)["shown"].num_rows == 0
+
+
+def test_an_expression_fails_when_its_row_is_accepted() -> None:
+    flow = dd.Flow()
+    rows = flow.upserts("rows", {"id": int, "at": MOMENT, "n": int}, dd.Upsert(key="id"))
+    flow.output("shown", rows.filter("at <= now()").project({"id": "id", "share": "10 div n"}))
+    with flow.open() as engine:
+        good = {"id": [1], "at": [moment(5).replace(tzinfo=None)], "n": [1]}
+        with raises(ExpressionError):
+            engine.step(good | {"n": [0]}, time=moment(1))
+        engine.step(good, time=moment(2))
+        assert to_updates(engine.step({}, time=moment(7))["shown"]) == {((1, 10), 7): 1}
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "select now() from rows",
+        "select id from rows where at = now()",
+        "select id from rows where at > now() or n > 0",
+        "select id from rows where not at > now()",
+        "select id from rows where at > date_trunc('day', now())",
+        "select count(*) from rows group by current_date",
+        "select id from rows where at > now() - interval 1 month",
+        "select id from rows where now() > now() - interval 1 day",
+        "select id from rows where n > now()",
+        "select id from rows where at > now() + upto",
+        "select a.id from rows a left join rows b on a.id = b.id and a.at > now()",
+    ],
+)
+def test_places_without_a_clock(query: str) -> None:
+    flow = dd.Flow()
+    flow.upserts("rows", COLUMNS, dd.Upsert(key="id"))
+    with raises(ExpressionError):
+        flow.sql(query)
+
+
+def test_the_clock_in_joins_and_having() -> None:
+    flow = dd.Flow()
+    rows = flow.upserts("rows", COLUMNS, dd.Upsert(key="id"))
+    late = "select a.id, b.n from rows a left join rows b on a.n = b.id and b.at > now() - interval 5 microseconds"
+    flow.output("joined", flow.sql(late))
+    flow.output(
+        "inner", rows.join(rows.project({"other": "id", "its": "at"}), on={"n": "other"}, condition="its <= now()")
+    )
+    flow.output("grouped", flow.sql("select n, max(at) m from rows group by n having max(at) <= now()"))
+    with flow.open() as engine:
+        given = [{"id": 1, "at": 3, "upto": None, "n": 1}, {"id": 2, "at": 9, "upto": None, "n": 1}]
+        engine.step({"rows": to_table(given, [*COLUMNS])}, time=moment(2))
+        for time, joined, inner, grouped in [(4, 1, 2, 0), (8, None, 2, 0), (9, None, 2, 1)]:
+            engine.step({}, time=moment(time))
+            assert {row["n"] for row in engine.read("joined").to_pylist()} == {joined}
+            assert (engine.read("inner").num_rows, engine.read("grouped").num_rows) == (inner, grouped)
+
+
+def test_steps_need_times_of_the_clock(tmp_path: Path) -> None:
+    flow, _ = build("at <= now()", holds_back=False)
+    with flow.open() as engine:
+        with raises(SchemaMismatch):
+            engine.step({})
+        with raises(SchemaMismatch):
+            engine.step({}, time=1)
+        with raises(SchemaMismatch):
+            engine.step({}, time=dt.date(2026, 1, 1))
+    plain = dd.Flow()
+    plain.output("rows", plain.upserts("rows", COLUMNS, dd.Upsert(key="id")))
+    with plain.open(tmp_path / "state") as engine:
+        engine.step({}, time=4)
+    with raises(PlanChanged):
+        flow.open(tmp_path / "state")
+    with raises(SpecError):
+        dd.Flow(clock="hour")  # type: ignore[arg-type]
+    numbers = dd.Flow()
+    rows = numbers.updates("rows", {"at": MOMENT, "t": int}, time="t")
+    with raises(SpecError):
+        rows.filter("at > now()")
+    with raises(SpecError):
+        dd.Flow(clock="date").updates("rows", {"id": int, "t": pa.date32()}, time="t")
+
+
+def test_plans_with_a_clock_are_rebuilt_from_json() -> None:
+    for clock in ("timestamp", "date"):
+        flow = dd.Flow(clock=clock)
+        rows = flow.upserts("rows", {"id": int, "day": pa.date32()}, dd.Upsert(key="id"))
+        flow.output("shown", rows.filter("id > 1 and day >= current_date"))
+        again = rebuild_plan(describe_plan(flow))
+        assert describe_plan(again) == describe_plan(flow) and again.clock == flow.clock == again.time_type
+        assert "current_date" in str(flow.explain()).lower()
+
+
+def test_a_new_temporal_output_over_stored_rows(tmp_path: Path) -> None:
+    flow = dd.Flow(clock="timestamp")
+    rows = flow.upserts("rows", COLUMNS, dd.Upsert(key="id"))
+    flow.output("rows", rows)
+    given = [{"id": i, "at": i, "upto": 2 * i, "n": 1} for i in range(20)]
+    with flow.open(tmp_path / "state") as engine:
+        engine.step({"rows": to_table(given, [*COLUMNS])}, time=moment(6))
+    flow.output("shown", rows.filter("at <= now() and now() < upto"))
+    with flow.open(tmp_path / "state") as engine:
+        first = engine.step({}, time=moment(10))["shown"]
+        total = Counter[Any]()
+        for (row, _), diff in to_updates(first).items():
+            total[row[0]] += diff
+        assert {key for key, n in total.items() if n} == {key for key in range(20) if key <= 10 < 2 * key}
+        assert {each["id"] for each in engine.read("shown").to_pylist()} == {*range(6, 11)}
+        assert engine.get("shown", id=7) is not None and engine.get("shown", id=11) is None
