@@ -551,7 +551,7 @@ class Twin:
         for incoming in rows:
             event = {column: canonical(incoming.get(column)) for column in input.columns}
             null = input.spec.null_key != "keep" and any(event[column] is None for column in input.spec.key)
-            out[tuple(event[column] for column in input.row)] += misordered(input.spec, event) and not null
+            out[tuple(event.get(column) for column in input.row)] += misordered(input.spec, event) and not null
         return +out
 
     def _tombstone_of(self, input: Input, its: Held, events: list[Event], order: Mapping[str, Any] | None) -> Held:
@@ -593,16 +593,20 @@ class Twin:
         """
         pads = {name: (None,) * (len(input.row) - len(self.inputs[name].row)) for name, input in inputs.items()}
 
+        def widened(name: str, row: Row) -> Row:
+            end = len(row) - (inputs[name].spec.ingested is not None)
+            return (*row[:end], *pads[name], *row[end:])
+
         def padded(name: str, rows: Collection) -> Collection:
-            return Counter({(*row, *pads[name]): n for row, n in rows.items()})
+            return Counter({widened(name, row): n for row, n in rows.items()})
 
         state = self.state
-        for name, pad in pads.items():
+        for name in pads:
             for held in (state.held[name], state.lapsed[name]):
                 for key, its in held.items():
-                    held[key] = replace(its, row=None if its.row is None else (*its.row, *pad))
+                    held[key] = replace(its, row=None if its.row is None else widened(name, its.row))
             state.lost[name] = padded(name, state.lost[name])
-        state.pending = [replace(event, payload=(*event.payload, *pads[event.input])) for event in state.pending]
+        state.pending = [replace(event, payload=widened(event.input, event.payload)) for event in state.pending]
         self.history = [(time, {n: padded(n, rows) for n, rows in all_.items()}) for time, all_ in self.history]
         self.put_out = [{name: padded(name, rows) for name, rows in all_.items()} for all_ in self.put_out]
         self.inputs, self.outputs = dict(inputs), dict(outputs)
@@ -690,6 +694,7 @@ class Twin:
                     out.tell(name, numbers, key, "late", None, nobody)
                     continue
                 order = tuple(event[column] for column in spec.order_by)
+                event |= {} if spec.ingested is None else {spec.ingested: max(time, frontier)}
                 self.state.pending.append(
                     Event(
                         input=name,
@@ -793,10 +798,11 @@ class Twin:
         told: Counter[tuple[Row, int]] = Counter()
         for event in events:
             stale = event.verdict == "stale"
+            given = event.payload[: len(event.payload) - (self.inputs[name].spec.ingested is not None)]
             if extra.endswith(".events"):
-                told[((*event.payload, stale), time)] += 1
+                told[((*given, stale), time)] += 1
             elif stale:
-                told[((*event.payload, *event.winner), time)] += 1
+                told[((*given, *event.winner), time)] += 1
         out.updates[extra] |= told
 
 

@@ -44,7 +44,7 @@ from ddflow.connectors.to_arrow import to_table
 from ddflow.dataflow.result import NAMES
 from ddflow.errors import ErrorText, LateEvent, Option, Row, SchemaMismatch, format_location, shorten
 from ddflow.kernels.sort import find_range_and_order
-from ddflow.operators.upsert.events import Events
+from ddflow.operators.upsert.events import Events, add_stamps
 from ddflow.plan.inputs.input import Binding
 from ddflow.time import CLOSED, NEVER, format_time
 
@@ -127,7 +127,7 @@ class InputValidator:
         """The columns that must not be null in an event."""
         self.words = None if bound.spec.time is None else build_word_reader(bound.time_type)
         """The function that reads the times of events as 64-bit words."""
-        self.notes = bound.event_schema != bound.schema
+        self.notes, self.stamp = bound.unstamped_event_schema != bound.schema, bound.stamp
         """Whether events have columns that the rows do not have."""
         self.given = bound.schema if bound.format is None else pa.schema([])
         """The declared columns of incoming rows.
@@ -295,6 +295,8 @@ class InputValidator:
             late = (original < frontier) & (codes < 0)
             if late.any():
                 times = self._stamp_late_events(late, original, frontier, codes, where)
+        if self.stamp is not None:
+            rows = add_stamps(rows, times, self.stamp)
         events, refused = Events(rows, times, original, arrival), None
         if codes is not None and (codes >= 0).any():
             gone = np.flatnonzero(codes >= 0)

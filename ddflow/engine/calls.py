@@ -154,7 +154,7 @@ class EngineCalls:
         The hashers compute digests of rows with the current columns of the inputs.
         """
         secret, admissions = self.dataflow.secret, self.dataflow.admissions
-        self.hashes = {name: RowHasher(each.bound.event_schema, secret) for name, each in admissions.items()}
+        self.hashes = {name: RowHasher(each.bound.unstamped_event_schema, secret) for name, each in admissions.items()}
 
     @property
     def epoch(self) -> int:

@@ -71,7 +71,9 @@ class FullContents:
         if self.bound.merging is not None and self.bound.merging.machine is not None:
             raise SpecError(asked, "its merge is a machine, which computes rows from events", "pass events to step")
         if scope is not None:
-            self.scope = compile_expression(scope, self.bound.row_schema, boolean=True, what=f"the scope of {asked}")
+            self.scope = compile_expression(
+                scope, self.bound.unstamped_row_schema, boolean=True, what=f"the scope of {asked}"
+            )
         self.ordered = list_order_columns(self.bound.spec)
         self.order = None if order is None else parse_order(order, self.ordered, self.bound.schema, asked)
         self._fixed = order is not None
@@ -125,7 +127,7 @@ class FullContents:
         ``order_by`` and ``seq`` columns contain the order of the deletion. All other columns are null. O(held keys +
         rows of absent keys). Raises `SpecError` if keys must be deleted but no order is known.
         """
-        arranged, schema = self.upsert.output_arrangement, self.bound.row_schema
+        arranged, schema = self.upsert.output_arrangement, self.bound.unstamped_row_schema
         for high, low, references in walk_live_keys(arranged):
             missing = ~mark_present_identities(by, high, low)
             self.named += missing.size - int(np.count_nonzero(missing))

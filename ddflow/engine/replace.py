@@ -279,8 +279,7 @@ def _enqueue_deletions(
     if once:
         refuse_duplicate_keys(contents.asked, contents.upsert.keys, by, inflow.event_chunks, arrival - inflow.rows)
     for events in contents.make_absent_key_deletions(by):
-        n = events.num_rows
-        times = np.full(n, time)
-        inflow.enqueue(Events(events, times, times, arrival + total + np.arange(n)))
+        n, stamp = events.num_rows, contents.bound.stamp
+        inflow.enqueue(Events.at_time(events, time, arrival + total + np.arange(n), stamp))
         total += n
     return total

@@ -167,6 +167,7 @@ class Plan(PlanNodes):
         value: Sequence[str] | None = None,
         key: str | Sequence[str] = (),
         format: Format | None = None,
+        ingested: str | None = None,
     ) -> Input:
         """Add an input of differences. Each row has a diff, which is the number of times that the row counts.
 
@@ -193,6 +194,8 @@ class Plan(PlanNodes):
             A format of `ddflow.formats`.  The input then takes messages, as in `upserts`, and each event is a row of a
             history.  Rows have ``_position`` and, in most formats, ``_row``; these order the events of a key.  They
             also have ``_deleted``: it is true if the event deleted the key, and then all columns but the key are null.
+        ingested : str, optional
+            The same as in `ddflow.Upsert`.  Not with ``diff``.
 
         Returns
         -------
@@ -208,8 +211,7 @@ class Plan(PlanNodes):
 
         Notes
         -----
-        If ``keep`` is true, the state holds each current row with its multiplicity. Without ``keep``, the state holds
-        no rows.
+        With ``keep``, the state holds each current row with its multiplicity. Without ``keep``, it holds no rows.
 
         Examples
         --------
@@ -217,7 +219,7 @@ class Plan(PlanNodes):
         >>> plan.updates("log", {"city": pa.string(), "n": pa.int64()}, diff="n")
         Input(city string)
         """
-        spec = Differences(diff, time, keep, late, lateness, null_key, value, key)
+        spec = Differences(diff, time, keep, late, lateness, null_key, value, key, ingested)
         columns = to_arrow_schema(schema, f"the schema of {name!r}")
         bound = bind_differences(name, columns, spec) if format is None else bind_format(name, columns, spec, format)
         return self._add_input(bound)

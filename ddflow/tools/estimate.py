@@ -208,7 +208,7 @@ class _Sample:
             remedy = "decode them to rows first, with spark_bridge.decode"
             raise SchemaMismatch("an estimate", f"the rows are messages, without the key {list(spec.key)}", remedy)
         self.bound = bind_upserts("the table", schema, spec)
-        stored = [*self.bound.row_schema.names, *(spec.order_by if build_order(self.bound).hidden else [])]
+        stored = [*self.bound.unstamped_row_schema.names, *(spec.order_by if build_order(self.bound).hidden else [])]
         nbytes, alive, parts = 0.0, 0, []
         for batch in batches:
             events = _convert_events(batch, self.bound)
@@ -221,7 +221,7 @@ class _Sample:
         self.rows, self.keys = gone.size, by.starts.size - 1
         # The sort is stable, so the last event of a key comes last.
         self.live = int((~gone[by.permutation[by.starts[1:] - 1]]).sum())
-        self.payload = nbytes / max(alive, 1)
+        self.payload = nbytes / max(alive, 1) + 8 * (spec.ingested is not None)
 
 
 def _count_bytes(column: pa.Array) -> float:

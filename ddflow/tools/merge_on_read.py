@@ -5,7 +5,8 @@ docs/semantics.md describes the exceptions under "Schedule". `verify` compares a
 the same kernels in an engine in memory, with all events in one call. A part of the log may be marked with `ddflow.Full`
 or `ddflow.Restated`. Such a part replaces the contents of the earlier parts. Limits: a log does not show which events
 were late (``late=``, ``lateness=``), which events expired, and which were not ingested because their call was refused.
-With ``noop_ignore=``, a log does not show which of two equal rows came first.
+With ``noop_ignore=``, a log does not show which of two equal rows came first. The result lacks the column of
+``ingested=``, because a log does not have the times of steps.
 """
 
 from collections.abc import Iterator
@@ -116,7 +117,7 @@ def fold_log(
     declared = to_arrow_schema(first, f"the schema of {LOG!r}")
     flow = Flow()
     # stale= adds rows that do not belong to the collection.
-    alone = replace(spec, stale="drop", expiry=None) if isinstance(spec, Upsert) else spec
+    alone = replace(spec, stale="drop", expiry=None, ingested=None) if isinstance(spec, Upsert) else spec
     input = flow._add_input(bind_input(LOG, declared, replace(alone, lateness=None), format=format))
     # A flow needs an output, and a count of all rows is the cheapest output.
     flow.output("rows", input.count(by=[]))

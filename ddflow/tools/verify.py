@@ -76,7 +76,8 @@ class HashedRows(NamedTuple):
         fits[1:] &= after
         if not fits.all():
             raise misplaced_row_error(bound.name, table, int(np.flatnonzero(~fits)[0]))
-        shown = list(dict.fromkeys([*bound.row_schema.names, *bound.tracked]))
+        names = bound.unstamped_row_schema.names if bound.unique else bound.row_schema.names
+        shown = list(dict.fromkeys([*names, *bound.tracked]))
         return cls(table.select(shown), high, low, compute_value_hashes(table.select(bound.tracked), secret))
 
     def match_keys(self, other: HashedRows) -> tuple[Ints, Ints, Ints, Ints]:
@@ -408,6 +409,14 @@ class _InputComparison:
             )
         self.secret = Secret(*snapshot.manifest.secret)
         self.bound = self.upsert.bound
+        spec = self.bound.spec
+        if spec.ingested is not None and not self.bound.unique and (not spec.holds_back or spec.late == "advance"):
+            raise NotReadable(
+                f"verify the input {name!r}",
+                f"the times in {spec.ingested!r} are part of its rows, but a log does not have the times of steps",
+                f"compare tables without that column: dd.compare(..., ignore=[{spec.ingested!r}])",
+                input=name,
+            )
         self.unknown: set[tuple[int, int]] = set()
 
     def run(self, log: Any, memory: str | int | None, spill: Any) -> InputVerifyResult:
@@ -515,6 +524,8 @@ class _InputComparison:
             notes.append(f"only the columns {list(spec.track)} count as changes, so only these are compared")
         if spec.noop_ignore:
             notes.append(f"the columns {list(spec.noop_ignore)} do not count as changes, so they are not compared")
+        if spec.ingested is not None and self.bound.unique:
+            notes.append(f"the times in {spec.ingested!r} are not compared")
         if spec.holds_back and out.later + out.pending:
             frontier = format_time(self.snapshot.frontier, self.bound.time_type)
             notes.append(

@@ -17,7 +17,7 @@ from hypothesis import given, strategies as st
 from model import CLOSED, Collection
 from pair import Pair
 from rules import Refused
-from strategies import LINEAR, events, ignored, plans, row_of, scenarios, shapes, splits
+from strategies import LINEAR, events, ignored, kinds_of, plans, row_of, scenarios, shapes, splits
 
 from ddflow.columns.hashing import Secret
 
@@ -174,8 +174,7 @@ def test_at_most_one_each_key_has_one_live_row_or_none(data: st.DataObject) -> N
 def test_linearity_filter_and_project_of_a_sum_are_the_sum_of_theirs(data: st.DataObject) -> None:
     scenario = data.draw(scenarios())
     input = next(iter(scenario["inputs"].values()))
-    row = {name: input["columns"][name] for name in row_of(input["columns"], input["spec"])}
-    plan = data.draw(plans(row, ["a"], 3, LINEAR))[0]
+    plan = data.draw(plans(kinds_of(input), ["a"], 3, LINEAR))[0]
     a, b = ["input", "a"], ["negate", ["input", "b"]]
     outputs = {"of_sum": replaced(plan, ["concat", a, b]), "sum_of": ["concat", replaced(plan, a), replaced(plan, b)]}
     door = EngineDoor({"inputs": {"a": input, "b": input}, "outputs": outputs})
@@ -342,7 +341,7 @@ def same_collections(scenario: Mapping[str, Any], one: EngineDoor, other: Engine
 
 def without_ignored(input: Mapping[str, Any], found: Collection) -> Collection:
     """The collection with only the columns that count."""
-    row = row_of(input["columns"], input["spec"])
+    row = list(kinds_of(input))
     kept = [i for i, name in enumerate(row) if name not in ignored(input)]
     out: Collection = Counter()
     for each, n in found.items():

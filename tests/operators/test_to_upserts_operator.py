@@ -21,7 +21,7 @@ from hypothesis import given, strategies as st
 from messages import raises
 from model import to_upserts
 from rules import Refused
-from strategies import plans, row_of, scenarios, some
+from strategies import kinds_of, plans, scenarios, some
 from test_laws import calls
 from test_to_upserts import told
 from tight import MEMORY, tighten, tiny
@@ -51,8 +51,7 @@ def stories(draw: st.DrawFn) -> tuple[dict[str, Any], dict[str, Any], list[list[
     """A scenario with one output, how that is to be told as upserts, and calls."""
     scenario = draw(scenarios())
     input = scenario["inputs"]["a"]
-    row = {name: input["columns"][name] for name in row_of(input["columns"], input["spec"])}
-    expression, columns = draw(plans(row, list(scenario["inputs"]), draw(st.sampled_from([0, 0, 1, 2]))))
+    expression, columns = draw(plans(kinds_of(input), list(scenario["inputs"]), draw(st.sampled_from([0, 0, 1, 2]))))
     flat = [field.name for field in schema_of(columns) if is_flat_type(field.type)]
     key = [name for name in input["spec"]["key"] if name in columns]
     if not key or draw(st.integers(0, 3)) == 0:

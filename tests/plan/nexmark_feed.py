@@ -27,12 +27,12 @@ CHANNELS = ["Google", "Facebook", "Baidu", "Apple"]
 PER_SECOND, NEW = 100, 100
 
 
-def flow_of() -> dd.Flow:
-    """The tables as upserts, of which ``gone`` deletes."""
+def flow_of(**options: Any) -> dd.Flow:
+    """The tables as upserts, of which ``gone`` deletes. ``options``: more options of the specs."""
     flow = dd.Flow()
     for name, columns in TYPES.items():
         schema = pa.schema([*columns.items(), ("gone", pa.bool_())])
-        flow.upserts(name, schema, dd.Upsert(key=KEYS[name], delete=dd.tombstone("gone", True)))
+        flow.upserts(name, schema, dd.Upsert(key=KEYS[name], delete=dd.tombstone("gone", True), **options))
     return flow
 
 

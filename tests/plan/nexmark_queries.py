@@ -3,8 +3,8 @@
 What differs from how they are published: bids have an ``id`` of their own, because upserts have a key; a rank is a
 ``row_number``, whose order is completed by the id; windows of time (5, 7, 8) are a number computed from the
 time; and ``count_char`` of query 14 is a difference of lengths. Query 13 joins what a side table has at the time of a
-bid: the verb ``lookup`` does that (see ``test_nexmark``), and SQL has no word for it. Query 10 is a sink, 11 and 12
-have windows by session and by the clock of the machine.
+bid: the verb ``lookup`` does that (see ``test_nexmark``), and SQL has no word for it. Query 10 is a sink, and 11 has
+windows by session. The time of processing of query 12 is the time of a step, which ``ingested=`` gives to its rows.
 """
 
 from __future__ import annotations
@@ -154,3 +154,11 @@ select auction, bidder, price, channel, split(url, '/')[3] as dir1, split(url, '
 from bid
 """,
 }
+
+BIDS_BY_STEP_TIME = """
+select bidder, count(*) as bid_count, cast(window.start as timestamp_ntz) as starttime,
+  cast(window.end as timestamp_ntz) as endtime
+from bid
+group by bidder, window(cast(p_time as timestamp), '10 seconds')
+"""
+"""Query 12, over bids with ``ingested="p_time"``."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from datetime import datetime, timedelta
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 from accumulated import Accumulated, duck, rows_of, same
 from chance import sample
 from nexmark_feed import Feed, flow_of
-from nexmark_queries import KEYS, QUERIES, SECONDS, TYPES
+from nexmark_queries import BIDS_BY_STEP_TIME, KEYS, QUERIES, SECONDS, TYPES
 
 import ddflow as dd
 
@@ -82,6 +83,28 @@ def test_query_13_keeps_what_a_bid_found_when_it_came() -> None:
             read = engine.read("q13")
             assert {row: n for row, n in told.items() if n} == rows_of(read)
             assert not same(read, witness.answer(duck(asked)))
+    witness.close()
+
+
+def test_query_12_counts_bids_in_windows_of_the_times_of_steps() -> None:
+    flow, witness = flow_of(ingested="p_time"), Accumulated(TYPES, KEYS, threads=1)
+    flow.output("q12", flow.sql(BIDS_BY_STEP_TIME))
+    witness.connection.execute("create table came as select *, timestamp '1970-01-01' as p_time from bid")
+    start = "time_bucket(interval 10 seconds, p_time)"
+    asked = f"select bidder, count(*), {start} as s, s + interval 10 seconds from came group by bidder, s"
+    told = Counter[Any]()
+    with flow.open() as engine:
+        for at, step in enumerate(Feed(1000).steps(6)):
+            time = datetime(2026, 1, 1) + timedelta(seconds=4 * at)
+            told.update(rows_of(engine.step(step, time=time)["q12"]))
+            witness.apply(step)
+            witness.connection.register("step", step["bid"])
+            witness.connection.execute("delete from came using step where came.id = step.id")
+            witness.connection.execute("insert into came select bid.*, ? from bid semi join step using (id)", [time])
+            read = engine.read("q12")
+            assert {row: n for row, n in told.items() if n} == rows_of(read)
+            assert not same(read, witness.answer(asked)), f"step {at}"
+        assert len({row["starttime"] for row in read.to_pylist()}) == 3
     witness.close()
 
 

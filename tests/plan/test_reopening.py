@@ -103,6 +103,7 @@ OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "null_key": (LAST, LAST | {"null_key": "keep"}, "null_key= of input 'orders' is 'keep', but was 'error'"),
     "noop_ignore": (LAST, LAST | {"noop_ignore": "n"}, "noop_ignore= of input 'orders' is ['n'], but was []"),
     "track": (LAST, LAST | {"track": "n"}, "track= of input 'orders' is ['n'], but was None"),
+    "ingested": (LAST, LAST | {"ingested": "came"}, "ingested= of input 'orders' is 'came', but was None"),
     "where": (LAST, LAST | {"where": "n > 1"}, "where= of input 'orders' is 'n > 1', but was None"),
     "value": (
         LAST | {"value": ["n"]},

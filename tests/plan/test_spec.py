@@ -94,7 +94,7 @@ def machine(**given: Any) -> Any:
 TAKERS: dict[str, Any] = {
     **{
         option: lambda wrong, option=option: input(**{option: wrong})
-        for option in ("key", "order_by", "noop_ignore", "value", "track", "seq", "time")
+        for option in ("key", "order_by", "noop_ignore", "value", "track", "seq", "time", "ingested")
     },
     "groups": lambda wrong: input(groups=[(wrong, "v")]),
     "groups of": lambda wrong: input(groups={"at": wrong}),
@@ -169,6 +169,8 @@ UNBINDABLE: dict[str, tuple[dict[str, Any], str]] = {
     "a text tombstone without a value": ({"delete": dd.tombstone("v")}, "there is no value"),
     "a tombstone value of another type": ({"delete": dd.tombstone("n", "D")}, "is not a value of int64"),
     "an ignored time column": ({"time": "t", "noop_ignore": ["t"]}, "not in the row"),
+    "a taken name": ({"ingested": "v"}, "the input has a column of that name"),
+    "a reserved name": ({"ingested": "_v"}, "names that begin with _ are reserved"),
     "an ignored tombstone": ({"delete": dd.tombstone("flag"), "noop_ignore": ["flag"]}, "not in the row"),
 }
 
@@ -312,6 +314,7 @@ def test_any_other_option_gives_another_fingerprint() -> None:
         {"track": ["v"]},
         {"value": []},
         {"value": ["v"]},
+        {"ingested": "came"},
         *({"tie": tie} for tie in CHOICES["tie"][1:]),
         *({"stale": stale} for stale in CHOICES["stale"][1:]),
         *({"null_key": keys} for keys in CHOICES["null_key"][1:]),

@@ -147,6 +147,7 @@ def merged_columns(input: Input) -> list[str]:
     """Return the columns of a row that are merged. Key, order and derived columns are not among them."""
     spec = input.spec
     others = {*spec.key, *spec.order_by, *(name for name, _ in spec.derive), *(c for of, _ in spec.groups for c in of)}
+    others |= {spec.ingested}
     return [column for column in input.row if column not in others]
 
 
@@ -395,8 +396,8 @@ class Fold:
 
     # End of a time
 
-    def close(self, folded: Event | None) -> tuple[Merged, bool]:
-        """Return the key's new state, and whether its row changed."""
+    def close(self, folded: Event | None, stamp: int) -> tuple[Merged, bool]:
+        """Return the key's new state, and whether its row changed. ``stamp``: the time of the events."""
         now, spec, input = self.now, self.spec, self.input
         if now.row is not None:
             out = self.named()
@@ -406,6 +407,7 @@ class Fold:
                 out |= {c: o for c, o in zip(of, by.order if by else (None,) * len(of), strict=True) if c in out}
             for name, _ in spec.derive:
                 out[name] = canonical(input.derive[name](out))
+            out |= {} if spec.ingested is None else {spec.ingested: stamp}
             now.row = tuple(out.values())
         changed = not same(input, self.before, now.row)
         last_word = now.mark if now.row is not None else now.tombstone or now.mark
@@ -425,7 +427,7 @@ def fold(input: Input, held: Merged | None, events: list[Event], over: bool = Fa
         else:
             tie = "tie_lost" in this.refusals and "superseded" not in this.refusals
             event.verdict = "tie_lost" if tie else "superseded"
-    now, changed = this.close(last_folded)
+    now, changed = this.close(last_folded, events[0].stamp)
     if last_folded is not None:
         last_folded.verdict = "applied" if changed else "noop"
     for event in events:

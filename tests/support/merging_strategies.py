@@ -17,7 +17,7 @@ from typing import Any
 
 from conditions import CONDITIONS, columns_in
 from hypothesis import strategies as st
-from strategies import EXTREMES, TIMES, VALUES, deletes, element, maybe, row_of, some
+from strategies import EXTREMES, STAMP, TIMES, VALUES, deletes, element, maybe, row_of, some
 
 PAYLOAD = {
     "n": "int64",
@@ -155,6 +155,7 @@ def inputs(draw: st.DrawFn, holds_back: bool, **fixed: Any) -> dict[str, Any]:
     spec["noop_ignore"] = fixed.get("noop_ignore", draw(maybe(some([name for name in row if name != "k"]), [])))
     if "noop_ignore" not in fixed and not spec["noop_ignore"]:
         spec["track"] = draw(maybe(some([name for name in row if name != "k"])))
+    spec["ingested"] = fixed.get("ingested", draw(maybe(st.just(STAMP))))
     return {"columns": columns, "spec": {name: option for name, option in spec.items() if option is not None}}
 
 

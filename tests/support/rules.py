@@ -97,12 +97,13 @@ class Input:
 
     @property
     def row(self) -> tuple[str, ...]:
-        """Columns of a row of the collection, in the order of the input."""
+        """Columns of a row of the collection, in the order of the input. The column of ``ingested=`` comes last."""
         spec = self.spec
+        stamps = () if spec.ingested is None else (spec.ingested,)
         if spec.value is not None:
-            return tuple(c for c in self.columns if c in spec.value or c in spec.key)
+            return (*(c for c in self.columns if c in spec.value or c in spec.key), *stamps)
         hidden = {spec.time, spec.seq} | ({spec.delete.column} if isinstance(spec.delete, Tombstone) else set())
-        return tuple(c for c in self.columns if c not in hidden)
+        return (*(c for c in self.columns if c not in hidden), *stamps)
 
     @property
     def counting(self) -> list[int]:
@@ -110,7 +111,7 @@ class Input:
         spec = self.spec
         if spec.track is not None:
             return [i for i, name in enumerate(self.row) if name in spec.track]
-        return [i for i, name in enumerate(self.row) if name not in spec.noop_ignore]
+        return [i for i, name in enumerate(self.row) if name not in (*spec.noop_ignore, spec.ingested)]
 
     @property
     def keeps_order(self) -> bool:

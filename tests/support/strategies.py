@@ -62,6 +62,8 @@ EXTREMES: dict[str, list[Any]] = {
 FLAT = [kind for kind in VALUES if not kind.startswith(("list", "struct"))]
 PAYLOAD = {"n": "int64", "s": "string", "f": "float64", "b": "bool", "d": "decimal(9,2)", "x": "binary"}
 TIMES = ["int64", "int64", "timestamp[us]", "date32"]
+STAMP = "came"
+"""The name of the column of ``ingested=``."""
 
 
 LINEAR = (*["filter"] * 2, *["project"] * 2, "concat", "negate", "consolidate")
@@ -122,6 +124,7 @@ def inputs(draw: st.DrawFn, holds_back: bool, **fixed: Any) -> dict[str, Any]:
     spec["noop_ignore"] = fixed.get("noop_ignore", draw(maybe(some([name for name in row if name not in keys]), [])))
     if "noop_ignore" not in fixed and not spec["noop_ignore"]:
         spec["track"] = draw(maybe(some([name for name in row if name not in keys])))
+    spec["ingested"] = fixed.get("ingested", draw(maybe(st.just(STAMP))))
     return {"columns": columns, "spec": {name: option for name, option in spec.items() if option is not None}}
 
 
@@ -145,7 +148,7 @@ def deletes(draw: st.DrawFn, spec: dict[str, Any], payload: Mapping[str, str]) -
 
 
 def row_of(columns: Mapping[str, str], spec: Mapping[str, Any]) -> list[str]:
-    """Return the row columns of a drawn input."""
+    """Return the row columns of a drawn input, without the column of ``ingested=``."""
     parsed = spec_of({name: option for name, option in spec.items() if option is not None})
     if parsed.value is not None:
         return [name for name in columns if name in parsed.value or name in parsed.key]
@@ -153,12 +156,23 @@ def row_of(columns: Mapping[str, str], spec: Mapping[str, Any]) -> list[str]:
     return [name for name in columns if name not in hidden]
 
 
+def kinds_of(input: Mapping[str, Any]) -> dict[str, str]:
+    """Return the types of the row columns of a drawn input, by name."""
+    columns, spec = input["columns"], input["spec"]
+    stamps = {STAMP: columns[spec["time"]] if "time" in spec else "int64"} if "ingested" in spec else {}
+    return {name: columns[name] for name in row_of(columns, spec)} | stamps
+
+
 def ignored(input: Mapping[str, Any]) -> list[str]:
-    """Return the row columns of a drawn input, without the key, whose new values do not count as a change."""
+    """Return the row columns of a drawn input, without the key, that may depend on how events are split into calls.
+
+    These are the columns whose new values do not count as a change and, in epoch mode, the column of ``ingested=``.
+    """
     spec = input["spec"]
+    stamps = [STAMP] if "ingested" in spec and "time" not in spec else []
     if "track" not in spec:
-        return list(spec.get("noop_ignore", []))
-    return [c for c in row_of(input["columns"], spec) if c not in spec["key"] and c not in spec["track"]]
+        return [*spec.get("noop_ignore", []), *stamps]
+    return [c for c in row_of(input["columns"], spec) if c not in spec["key"] and c not in spec["track"]] + stamps
 
 
 @st.composite
@@ -368,7 +382,7 @@ def scenarios(draw: st.DrawFn, holds_back: bool | None = None, **fixed: Any) -> 
     holds_back = draw(st.booleans()) if holds_back is None else holds_back
     input = draw(inputs(holds_back, **fixed))
     names = ["a", "b"] if draw(st.integers(0, 3)) == 0 else ["a"]
-    row = {name: input["columns"][name] for name in row_of(input["columns"], input["spec"])}
+    row = kinds_of(input)
     outputs = {
         f"out{i}": draw(plans(row, names, draw(st.sampled_from([0, 1, 2, 2, 3, 3, 4, 6]))))[0]
         for i in range(draw(st.integers(1, 2)))

@@ -91,7 +91,7 @@ def build_key_history(dataflow: Dataflow, input: str, key: Any, log: Any = None)
         row_values(row, 0),
         story.make_table(),
         now,
-        tuple(upsert.bound.row_schema.names),
+        tuple(upsert.bound.unstamped_row_schema.names),
         story.settled,
         replayed,
         "" if fed.has_only_events else str(fed),
@@ -246,7 +246,7 @@ class _KeyHistoryBuilder:
         ``log``: the parts with their marks.
         """
         late: Any = "advance" if self.bound.spec.late == "advance" else "error"
-        spec: Spec = replace(self.bound.spec, stale="drop", lateness=None, late=late)
+        spec: Spec = replace(self.bound.spec, stale="drop", lateness=None, late=late, ingested=None)
         bound = bind_upserts(self.bound.name, self.bound.schema, spec, self.bound.format)
         upsert, admission, batcher = RunningUpsert(bound, Secret.fresh()), InputValidator(bound), Batcher()
         seen = 0
@@ -295,8 +295,7 @@ class _KeyHistoryBuilder:
         """
         out = []
         for events in whole.make_absent_key_deletions(whole.sort_identities()):
-            times = np.full(events.num_rows, number)
-            out.append(Events(events, times, times, arrival + np.arange(events.num_rows)))
+            out.append(Events.at_time(events, number, arrival + np.arange(events.num_rows), None))
             self.scopes.append(whole.text)
         return out
 

@@ -325,8 +325,7 @@ class KeyExpiry:
         columns[self.horizons.field.name] = self.horizons.decode_orders(prior.order)
         every = [columns[f.name] if f.name in columns else pa.nulls(n, f.type) for f in self.bound.schema]
         rows = self.bound.add_event_columns(pa.RecordBatch.from_arrays(every, schema=self.bound.schema), [])
-        times = np.full(n, time)
-        return Events(rows, times, times, NOBODY + np.arange(n))
+        return Events.at_time(rows, time, NOBODY + np.arange(n), self.bound.stamp)
 
     # In a step
 

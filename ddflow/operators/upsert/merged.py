@@ -67,7 +67,7 @@ class MergedRows(WalkedEvents):
         first = self.steps.permutation.take(self.steps.key_times[:-1]).astype(np.int64)
         columns: dict[str, pa.Array] = {}
         for field in arranged.schema:
-            if field.name in spec.key:
+            if field.name in spec.key or field.name == spec.ingested:  # all events of a key and time have one stamp
                 columns[field.name] = self._gather_column(first, field)
         columns |= self._compute_order_columns()
         folded = user_functions.compute_merged_columns(self) if merging.function is not None else None

@@ -63,7 +63,7 @@ def compute_merged_columns(of: WalkedEvents) -> dict[str, Ints | pa.Array]:
         return _fold_by_function(of)
     fixed = _list_fixed_columns(of)
     derived = {field.name for field, _ in of.merging.derived}
-    schema = pa.schema([f.with_nullable(f.nullable or f.name in derived) for f in of.upsert.bound.row_schema])
+    schema = pa.schema([f.with_nullable(f.nullable or f.name in derived) for f in of.upsert.bound.unstamped_row_schema])
     chains = EventChains(of.steps, of.action[0])
     count = int(chains.offsets[1]) if len(chains) else 0
     keys = chains.keys[:count]
@@ -166,7 +166,7 @@ def _fold_by_function(of: WalkedEvents) -> dict[str, Ints | pa.Array]:
     derived = {field.name for field, _ in of.merging.derived}
     asked = f"the merger {find_function_name(function)} of {bound.name!r}"
     schema = pa.schema(
-        [field for field in bound.row_schema if field.name not in derived and is_record_type(field.type)]
+        [field for field in bound.unstamped_row_schema if field.name not in derived and is_record_type(field.type)]
     )
     kind, fixed = build_record_type(schema, asked), _list_fixed_columns(of)
     live = (of.cells != NOTHING).view(np.uint8).copy()

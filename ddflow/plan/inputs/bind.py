@@ -48,7 +48,8 @@ class BoundInput:
     name: str
     schema: pa.Schema
     spec: Any
-    row_schema: pa.Schema
+    unstamped_row_schema: pa.Schema
+    """The columns of the row, without the column of ``ingested=``."""
     time_type: pa.DataType
     format: Format | None = None
     """The format of the input's messages, or None if the input takes rows."""
@@ -58,6 +59,26 @@ class BoundInput:
     stale_output: ClassVar[Any] = None
     unique: ClassVar[bool]
     """Whether each row has multiplicity one."""
+
+    @cached_property
+    def stamp(self) -> pa.Field | None:
+        """The column of ``ingested=``, which has the times of events. None without this option."""
+        return None if self.spec.ingested is None else pa.field(self.spec.ingested, self.time_type, nullable=False)
+
+    @cached_property
+    def row_schema(self) -> pa.Schema:
+        """The columns of the row."""
+        return self.unstamped_row_schema if self.stamp is None else self.unstamped_row_schema.append(self.stamp)
+
+    @cached_property
+    def unstamped_event_schema(self) -> pa.Schema:
+        """The columns of admitted events, without the column of ``ingested=``."""
+        raise NotImplementedError
+
+    @cached_property
+    def event_schema(self) -> pa.Schema:
+        """The columns of admitted events."""
+        return self.unstamped_event_schema if self.stamp is None else self.unstamped_event_schema.append(self.stamp)
 
     @cached_property
     def message_target(self) -> MessageTarget:
@@ -169,7 +190,7 @@ class BoundUpserts(BoundInput):
         If the input has a machine, these columns are the columns that the machine receives.
         """
         machine = self.merging.machine if self.merging is not None else None
-        return self.row_schema.names if machine is None else machine.told
+        return self.unstamped_row_schema.names if machine is None else machine.told
 
     @property
     def stale_output(self) -> tuple[str, pa.Schema] | None:
@@ -182,9 +203,9 @@ class BoundUpserts(BoundInput):
             return f"{self.name}.stale", pa.schema([*given, *winners])
         return None
 
-    @property
-    def event_schema(self) -> pa.Schema:
-        """The columns of admitted events."""
+    @cached_property
+    def unstamped_event_schema(self) -> pa.Schema:
+        """The columns of admitted events, without the column of ``ingested=``."""
         return build_event_schema(self.schema, self.merging)
 
     def add_event_columns(self, events: pa.RecordBatch, names: list[str]) -> pa.RecordBatch:
@@ -269,7 +290,7 @@ def bind_upserts(name: str, schema: pa.Schema, spec: Upsert, format: Format | No
         name=name,
         schema=schema,
         spec=spec,
-        row_schema=row_schema,
+        unstamped_row_schema=row_schema,
         key_schema=pa.schema([schema.field(n).with_nullable(keep_null) for n in spec.key]),
         tracked=[n for n in wanted if spec.counts(n)],
         time_type=schema.field(spec.time).type if spec.time else pa.int64(),
@@ -317,6 +338,10 @@ def check_columns(name: str, schema: pa.Schema, spec: Any, own: set[str]) -> Non
             )
     for option, columns in named.items():
         check_columns_exist(columns, schema.names, Option(option) + f" of {name!r}")
+    if spec.ingested is not None and (spec.ingested in schema.names or spec.ingested.startswith("_")):
+        taken = spec.ingested in schema.names
+        found = "the input has a column of that name" if taken else "names that begin with _ are reserved for ddflow"
+        raise SpecError(Option("ingested", spec.ingested) + f" of {name!r}", found, "choose another name")
     _check_column_types(name, schema, spec, own)
 
 

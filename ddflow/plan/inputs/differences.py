@@ -71,6 +71,7 @@ class Differences:
     value: Sequence[str] | None = None
     key: Sequence[str] = ()
     """For an input of messages: the columns by which a delete message identifies its row."""
+    ingested: str | None = None
 
     # The options of upserts with their default values. So callers can treat this spec like an `Upsert`.
     order_by: ClassVar[tuple[str, ...]] = ()
@@ -97,8 +98,15 @@ class Differences:
                 ErrorText(Option("diff"), f" is {self.diff!r:.200}"),
                 "name a column as text, or pass SQL or dd.delta_cdf",
             )
-        if self.time is not None:
-            check_column_name(self.time, asked, "time")
+        for name in ("time", "ingested"):
+            if getattr(self, name) is not None:
+                check_column_name(getattr(self, name), asked, name)
+        if self.ingested is not None and self.diff is not None:
+            found = ": a row with a negative diff does not have the time of the row that it removes"
+            self._raise_spec_error(
+                ErrorText(Option("ingested"), " with ", Option("diff"), found),
+                ErrorText("omit ", Option("ingested"), ", or use flow.upserts"),
+            )
         if self.value is not None:
             object.__setattr__(self, "value", parse_column_names(self.value, asked, "value"))
             check_column_names(self.value, f"value= of {asked}")
@@ -181,13 +189,13 @@ class BoundDifferences(BoundInput):
         return self.row_schema.names
 
     @cached_property
-    def event_schema(self) -> pa.Schema:
+    def unstamped_event_schema(self) -> pa.Schema:
         """The columns of admitted events: the row's columns, the time, and the diff."""
-        there = {*self.row_schema.names, self.spec.time, BAD}
+        there = {*self.unstamped_row_schema.names, self.spec.time, BAD}
         return pa.schema([*(field for field in self.schema if field.name in there), NONE])
 
     def add_event_columns(self, events: pa.RecordBatch, names: list[str]) -> pa.RecordBatch:
-        """Convert events to the columns of `event_schema`. O(n).
+        """Convert events to the columns of `unstamped_event_schema`. O(n).
 
         Raises `SchemaMismatch` for a diff that does not fit int64.
         """
@@ -201,8 +209,8 @@ class BoundDifferences(BoundInput):
                 raise SchemaMismatch(
                     f"rows for {self.name!r}", f"a diff overflows int64 ({error})", remedy, input=self.name
                 ) from None
-        columns = [events.column(name) for name in self.event_schema.names[:-1]]
-        return pa.RecordBatch.from_arrays([*columns, diffs], schema=self.event_schema)
+        columns = [events.column(name) for name in self.unstamped_event_schema.names[:-1]]
+        return pa.RecordBatch.from_arrays([*columns, diffs], schema=self.unstamped_event_schema)
 
     @property
     def required_columns(self) -> list[str]:
@@ -273,7 +281,7 @@ def bind_differences(name: str, schema: pa.Schema, spec: Differences, format: Fo
         name=name,
         schema=schema,
         spec=spec,
-        row_schema=pa.schema(wanted),
+        unstamped_row_schema=pa.schema(wanted),
         time_type=schema.field(spec.time).type if spec.time else pa.int64(),
         diff=diff,
         format=format,

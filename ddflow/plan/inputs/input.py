@@ -103,7 +103,7 @@ def bind_machine(name: str, schema: pa.Schema, spec: Upsert, given: Machine) -> 
         False,
         machined,
     )
-    return replace(base, row_schema=row, tracked=[machined.value_column.name], merging=merging)
+    return replace(base, unstamped_row_schema=row, tracked=[machined.value_column.name], merging=merging)
 
 
 def bind_format(name: str, schema: pa.Schema, spec: Any, format: Any) -> BoundUpserts | BoundDifferences:

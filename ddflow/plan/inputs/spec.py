@@ -187,6 +187,10 @@ class Upsert:
         With merging: ``{column: SQL over the merged row}``.
     expiry : Expiry, optional
         How long to remember keys.
+    ingested : str, optional
+        The name of a new column with the time at which the row came: the time of the step or, in hold-back mode, the
+        time at which the event counts.  It is the last column of the row, and is not compared to decide if a row
+        changed.
 
     Raises
     ------
@@ -215,6 +219,7 @@ class Upsert:
     versions: Versions = "row"
     derive: Mapping[str, str] | tuple[tuple[str, str], ...] = ()
     expiry: Expiry | None = None
+    ingested: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("key", "order_by", "noop_ignore", "value", "track"):
@@ -223,7 +228,7 @@ class Upsert:
                 object.__setattr__(
                     self, name, parse_column_names(() if given is None else given, "an upsert spec", name)
                 )
-        for name in ("seq", "time"):
+        for name in ("seq", "time", "ingested"):
             if getattr(self, name) is not None:
                 check_column_name(getattr(self, name), "an upsert spec", name)
         object.__setattr__(self, "groups", checks.parse_groups(self.groups, self._raise_spec_error))
@@ -311,7 +316,7 @@ class Upsert:
 
     def counts(self, column: str) -> bool:
         """Tell whether a column is compared to decide if a row changed. Key columns are never compared."""
-        if column in self.key:
+        if column in self.key or column == self.ingested:
             return False
         return column not in self.noop_ignore if self.track is None else column in self.track
 

@@ -210,7 +210,9 @@ _UNFIT = (DdflowError, pa.ArrowException, ValueError, TypeError, KeyError, Overf
 _TOMBSTONE: Any = defstruct("_TOMBSTONE", [("tombstone", str), ("value", bool | int | float | str | None, None)])
 _KINDS: dict[str, Any] = {
     **dict.fromkeys(("key", "order_by", "noop_ignore", "value", "track"), list[str]),
-    **dict.fromkeys(("tie", "seq", "time", "late", "stale", "null_key", "where", "deletes", "versions"), str),
+    **dict.fromkeys(
+        ("tie", "seq", "time", "late", "stale", "null_key", "where", "deletes", "versions", "ingested"), str
+    ),
     "lateness": Natural,
     "delete": str | _TOMBSTONE,
     "groups": list[tuple[Any, Any]],
@@ -235,6 +237,7 @@ _DIFFERENCES: Any = defstruct(
         ("null_key", str | UnsetType, UNSET),
         ("value", list[str] | UnsetType, UNSET),
         ("key", list[str] | UnsetType, UNSET),
+        ("ingested", str | UnsetType, UNSET),
     ],
     forbid_unknown_fields=True,
 )
