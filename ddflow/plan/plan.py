@@ -80,6 +80,9 @@ class Plan(PlanNodes):
                 raise SpecError("compare now()", found, "use time columns of timestamps or dates")
             return self.time_type
         if self.clock is None:
+            if self.time_type == INT64 and any(each.spec.ingested is not None for each in self.inputs.values()):
+                found = "the column of ingested= already has numbers"
+                raise SpecError("compare now()", found, 'declare the clock first: dd.Flow(clock="timestamp")')
             self.clock = CLOCKS["timestamp"] if self.time_type == INT64 else self.time_type
             for node in self.nodes:
                 node.time_type = self.clock

@@ -88,10 +88,8 @@ def build(text: str, holds_back: bool) -> tuple[dd.Flow, Twin]:
     return flow, twin
 
 
-@pytest.mark.parametrize("text", CONDITIONS)
-@pytest.mark.parametrize("small", [False, True])
-@effort(300)
-@given(steps=STEPS)
+@effort(600)
+@given(text=st.sampled_from([*CONDITIONS]), small=st.booleans(), steps=STEPS)
 def test_steps_equal_the_twin(text: str, small: bool, steps: list[Any]) -> None:
     flow, twin = build(text, holds_back=False)
     store, time, options = MemoryStore(), 0, {"memory": MEMORY} if small else {}
@@ -117,9 +115,8 @@ def test_steps_equal_the_twin(text: str, small: bool, steps: list[Any]) -> None:
         assert not engine.dataflow.graph.has_due_updates(2**62)
 
 
-@pytest.mark.parametrize("text", CONDITIONS)
-@effort(300)
-@given(steps=STEPS, whole=st.booleans())
+@effort(600)
+@given(text=st.sampled_from([*CONDITIONS]), steps=STEPS, whole=st.booleans())
 def test_exact_bounds_in_hold_back_mode(text: str, steps: list[Any], whole: bool) -> None:
     flow, twin = build(text, holds_back=True)
     frontier = 0
@@ -287,6 +284,11 @@ def test_steps_need_times_of_the_clock(tmp_path: Path) -> None:
     rows = numbers.updates("rows", {"at": MOMENT, "t": int}, time="t")
     with raises(SpecError):
         rows.filter("at > now()")
+    came = dd.Flow().updates("rows", {"at": MOMENT}, ingested="came")
+    with raises(SpecError):
+        came.filter("at > now()")
+    stamped = dd.Flow(clock="timestamp").updates("rows", {"at": MOMENT}, ingested="came")
+    assert stamped.filter("came > now() - interval 1 day").schema.field("came").type == pa.timestamp("us", "UTC")
     with raises(SpecError):
         dd.Flow(clock="date").updates("rows", {"id": int, "t": pa.date32()}, time="t")
 
