@@ -2,14 +2,18 @@
 
 A job with ``place`` "end" changes the last row of one partition; "middle" changes the row that has a tenth of the
 partition after it. A job with ``place`` "spread" moves random rows of partitions of a thousand rows to their end. Each
-line adds one column to the rows. The line ``top`` is a top of ten (or of one, if spread) over the same order. DuckDB
-recomputes the query after it has updated its table; only the query is timed. At the end, DuckDB checks the rows.
+line adds one column to the rows. The line ``top`` is a top of ten (or of one, if spread) over the same order. A job
+with ``place`` "users" groups the events of a million users, which are out of order: ``count`` by user, and ``sessions``
+by user and session. DuckDB recomputes the query after it has updated its table; only the query is timed. At the end,
+DuckDB checks the rows.
 
 >>> for place, rows in (("end", 200), ("middle", 2_000), ("spread", 3_000)):
 ...     BENCH.measure(line="running", contender="ddflow", place=place, rows=rows, steps=3)["updates"]
 2
 402
 5884
+>>> BENCH.measure(line="sessions", contender="ddflow", place="users", rows=2_000, steps=3)["updates"] > 200
+True
 >>> BENCH.measure(line="rank", contender="duckdb", place="end", rows=200, steps=3)["updates"]
 0
 """
@@ -35,7 +39,13 @@ CALLS = {
     "rank": "rank()",
     "running": "sum(v)",
 }
-TIMES_TOP, TIMES_DUCKDB, LAG_OF_TOP, OUTPUT = 3, 100, 0.8, 2.0
+SESSION = "session_window(at, '10 minutes')"
+USERS = {
+    "count": "select user, count(*) n from rows group by user",
+    "sessions": f"select user, session_window.start, count(*) n from rows group by user, {SESSION}",
+}
+"""The queries over the events of users."""
+TIMES_TOP, TIMES_DUCKDB, LAG_OF_TOP, SESSIONS_OF_COUNT, OUTPUT = 3, 100, 0.8, 0.5, 2.0
 """The targets: a step's time as a multiple of a top's, DuckDB's as a multiple of ours, rates, and M updates/s."""
 
 
@@ -52,8 +62,8 @@ class Windows(Bench):
     )
 
     def jobs(self) -> list[Job]:
-        steps = {"end": 100, "middle": 20, "spread": 8}
-        lines = [(place, line) for place in steps for line in ("top", *CALLS)]
+        steps = {"end": 100, "middle": 20, "spread": 8, "users": 8}
+        lines = [(place, line) for place in steps for line in (USERS if place == "users" else ("top", *CALLS))]
         mine = [Job({"line": line, "contender": "ddflow", "place": place}, rounds=3) for place, line in lines]
         peers = [Job({"line": line, "contender": "duckdb", "place": "end"}, 2) for line in CALLS]
         return [
@@ -81,7 +91,7 @@ class Windows(Bench):
                 del out
             found = engine.read("out")
         if line != "top":
-            _check(line, tables, found)
+            (_check_users if place == "users" else _check)(line, tables, found)
         return _make_sample(wall, cpu, median(updates)) | {"peak_mb": (watch.peak.private - before) / 2**20}
 
     def row(self, job: Job, samples: Any) -> Row:
@@ -93,6 +103,10 @@ class Windows(Bench):
         """Yield the bars (targets)."""
         rows = {(row["place"], row["line"], row["contender"]): row for row in result["results"]}
         for (place, line, contender), row in rows.items():
+            if (place, line) == ("users", "sessions"):
+                part = rows["users", "count", "ddflow"]["median_ms"] / row["median_ms"]
+                said, wanted = f"{part:.2f} of a count's rate", f"{SESSIONS_OF_COUNT} of it"
+                yield within("sessions, 10^6 users, out of order", said, wanted, part >= SESSIONS_OF_COUNT)
             top, peer = rows.get((place, "top", "ddflow")), rows.get((place, line, "duckdb"))
             if contender != "ddflow" or line == "top" or top is None:
                 continue
@@ -115,6 +129,14 @@ class Windows(Bench):
 def _make_steps(place: str, rows: int, steps: int) -> Iterator[pa.Table]:
     """Make the table of the load, then the table of each step."""
     chance, now = np.random.default_rng(11), rows
+    if place == "users":
+        for number in range(steps + 2):
+            size = max(rows // (ROWS // SPREAD), 1) if number else rows
+            # Each step is a minute later, and its events are up to ten minutes late.
+            at = (number + chance.uniform(0, 10, size)) * 60e6
+            user, v = chance.integers(0, rows, size), chance.integers(0, 1000, size)
+            yield pa.table({"user": user, "at": pa.array(at.astype(np.int64), pa.timestamp("us")), "v": v})
+        return
     ids = np.arange(rows)
     spread = place == "spread"
     for number in range(steps + 2):
@@ -131,6 +153,10 @@ def _plan(line: str, place: str) -> Any:
     import ddflow as dd
 
     flow = dd.Flow()
+    if place == "users":
+        flow.updates("rows", {"user": int, "at": pa.timestamp("us"), "v": int})
+        flow.output("out", flow.sql(USERS[line]))
+        return flow
     rows = flow.upserts("rows", {"id": int, "g": int, "pos": int, "v": int}, dd.Upsert(key="id"))
     if line == "top":
         made = rows.top(1 if place == "spread" else 10, by="pos desc", partition_by="g")
@@ -165,6 +191,26 @@ def _check(line: str, tables: list[pa.Table], found: pa.Table) -> None:
     for name in ("id", "x"):
         given = mine.column(name).cast(pa.float64()), expected.column(name).cast(pa.float64())
         assert given[0].to_pylist() == given[1].to_pylist()
+
+
+def _check_users(line: str, tables: list[pa.Table], found: pa.Table) -> None:
+    """Compare the groups of users with DuckDB's."""
+    import duckdb
+
+    held = pa.concat_tables(tables)
+    query = USERS["count"]
+    if line == "sessions":
+        window = "(partition by user order by at)"
+        far = f'select *, "at" - lag("at") over {window} >= interval 10 minutes far from held'
+        query = f"select *, count(*) filter (far) over {window} session from ({far})"
+        query = f"select user, min(at), count(*) n from ({query}) group by user, session"
+    duckdb.register("rows", held)
+    expected = duckdb.sql(query.replace("from held", "from rows") + " order by all").to_arrow_table()
+    mine = found.select(found.column_names[: expected.num_columns])
+    mine = mine.sort_by([(name, "ascending") for name in mine.column_names])
+    assert mine.num_rows == expected.num_rows
+    for one, other in zip(mine.columns, expected.columns, strict=True):
+        assert one.cast(pa.int64()).equals(other.cast(one.type).cast(pa.int64()))
 
 
 def _time_duckdb(line: str, tables: list[pa.Table]) -> dict[str, Any]:

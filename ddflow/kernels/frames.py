@@ -18,12 +18,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ddflow.kernels.arrays import Ints, Ints2d, Narrow, Words2d
+from ddflow.kernels.arrays import Ints, Ints2d, Narrow, Words, Words2d
 from ddflow.kernels.compile import kernel
-from ddflow.kernels.differences import MORE, _compare_words, _find_row
+from ddflow.kernels.differences import MORE, _compare_words, _find_row, _load_word
 from ddflow.kernels.top import StepUpdates, StoredGroups
 
 Number = Any
+PRESENT = 1
+"""The second order word of a timestamp. That of a null differs."""
 
 
 class RowChanges(NamedTuple):
@@ -93,6 +95,111 @@ def find_bound_ranges(
             written += 1
     begins[written] = starts[starts.size - 1]
     return written
+
+
+@kernel
+def find_session_ranges(step: StepUpdates, stored: StoredGroups, gap: np.uint64, begins: Ints, ranges: Ints2d) -> int:
+    """Find the stored rows of the sessions that the updates of a step can change. Return the number of ranges.
+
+    The first two words of a row are those of its timestamp. A session is a chain of rows of a group, stored or of the
+    step, whose neighbours are less than a gap apart. All updates of a session share a range. A row without a timestamp
+    is in no session; the range of its updates has no other row.
+
+    - begins, int64[n + 1], and ranges, int64[n, 2 * p]: as in `find_bound_ranges`.
+
+    O((n + s) p log rows of a group), if sessions have the length of s gaps in total.
+
+    >>> words, diffs, one = np.ones((9, 2), np.uint64), np.ones(9, np.int64), np.zeros(1, np.int64)
+    >>> words[:, 0] = [0, 1, 7, 9, 10, 14, 16, 21, 30]
+    >>> place = np.array([[12, 1]], np.uint64)
+    >>> step = StepUpdates(np.array([0, 1]), place[0], place[0], place, one, np.zeros(1, np.int32), one + 1)
+    >>> batch = np.array([[0, 0, words.ctypes.data, 0, 0, diffs.ctypes.data]], np.uint64)
+    >>> stored, begins = StoredGroups(one, np.array([[0, 9]]), batch), np.empty(2, np.int64)
+    >>> ranges = np.empty((1, 2), np.int64)
+    >>> find_session_ranges(step, stored, 5, begins, ranges), ranges.tolist()
+    (1, [[2, 7]])
+    """
+    starts, more, wide, written = step.begins, step.more, step.more.shape[1], 0
+    mine, stride, bound = np.uint64(more.ctypes.data), wide << 3, np.empty(2, np.uint64)
+    bound[1] = PRESENT
+    for g in range(starts.size - 1):
+        update = starts[g]
+        while update < starts[g + 1]:
+            place, first = mine + np.uint64(update * stride), update
+            begins[written] = update
+            while update < starts[g + 1] and _compare_words(mine + np.uint64(update * stride), place, 0, wide) == 0:
+                update += 1
+            if more[first, 1] != PRESENT:
+                _search_ranges(stored, g, place, wide, wide, ranges, written)
+                written += 1
+                continue
+            bound[0] = more[first, 0]
+            _search_ranges(stored, g, np.uint64(bound.ctypes.data), 2, wide, ranges, written)
+            edge = bound[0]
+            while True:
+                bound[0] = edge - min(edge, gap - np.uint64(1))
+                least = min(edge, _extend_ranges(stored, g, bound, wide, 0, ranges, written))
+                if least == edge:
+                    break
+                edge = least
+            edge = more[first, 0]
+            while True:
+                bound[0] = edge + min(~edge, gap - np.uint64(1))
+                most = max(edge, _extend_ranges(stored, g, bound, wide, 1, ranges, written))
+                while update < starts[g + 1] and more[update, 1] == PRESENT and more[update, 0] <= bound[0]:
+                    most = max(most, more[update, 0])
+                    update += 1
+                if most == edge:
+                    break
+                edge = most
+            written += 1
+    begins[written] = starts[starts.size - 1]
+    return written
+
+
+@kernel
+def _search_ranges(
+    stored: StoredGroups, g: Number, place: np.uint64, n: Number, wide: Number, ranges: Ints2d, written: Number
+) -> None:
+    """Write the range of the rows whose first n words are at ``place``."""
+    slots, groups, batches = stored
+    for p in range(slots.size):
+        base, first, stop = batches[slots[p], MORE], groups[g, 2 * p], groups[g, 2 * p + 1]
+        first = _find_row(base, wide, first, stop, place, n, 0)
+        ranges[written, 2 * p], ranges[written, 2 * p + 1] = first, _find_row(base, wide, first, stop, place, n, 1)
+
+
+@kernel
+def _extend_ranges(
+    stored: StoredGroups, g: Number, bound: Words, wide: Number, side: Number, ranges: Ints2d, written: Number
+) -> np.uint64:
+    """Extend the begin (``side`` 0) or the end (1) of a range up to a bound.
+
+    Return the first word of the last row that was added. If no row was added, return the greatest word for the begin,
+    and 0 for the end.
+    """
+    slots, groups, batches = stored
+    place, found = np.uint64(bound.ctypes.data), ~np.uint64(0) if side == 0 else np.uint64(0)
+    for p in range(slots.size):
+        base, at, step = batches[slots[p], MORE], ranges[written, 2 * p + side], np.int64(1)
+        if side == 0:
+            first = groups[g, 2 * p]
+            while at - step >= first and _compare_words(base + np.uint64(((at - step) * wide) << 3), place, 0, 2) >= 0:
+                step <<= 1
+            row = _find_row(base, wide, max(at - step + 1, first), at - (step >> 1), place, 2, 0)
+            if row < at:
+                found = min(found, _load_word(base, row * wide))
+        else:
+            stop = groups[g, 2 * p + 1]
+            while (
+                at + step <= stop and _compare_words(base + np.uint64(((at + step - 1) * wide) << 3), place, 0, 2) <= 0
+            ):
+                step <<= 1
+            row = _find_row(base, wide, at + (step >> 1), min(at + step - 1, stop), place, 2, 1)
+            if row > at:
+                found = max(found, _load_word(base, (row - 1) * wide))
+        ranges[written, 2 * p + side] = row
+    return found
 
 
 @kernel

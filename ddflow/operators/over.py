@@ -17,7 +17,7 @@ from ddflow.columns.row_match import RowMatcher
 from ddflow.errors import SpecError
 from ddflow.operators.base import Operator, OperatorContext, RunningOperator, register_operator
 from ddflow.operators.row_order import find_reordered_columns, format_order_columns, parse_order_columns
-from ddflow.operators.window.calls import FoldCall, PickCall, WindowCall
+from ddflow.operators.window.calls import FoldCall, PickCall, SessionCall, WindowCall
 from ddflow.operators.window.frames import RangeOrder, Reach
 from ddflow.operators.window.parse import parse_call
 from ddflow.operators.window.running import RunningOver
@@ -55,6 +55,10 @@ class Over(Operator):
         self.calls = [
             parse_call(check_column_name(name, asked, name), text, row, self.order_by) for name, text in texts.items()
         ]
+        for each in self.calls:
+            if isinstance(each, SessionCall) and [way[:2] for way in order[:1]] != [(each.column, False)]:
+                found = f"its rows are not in the order of {each.column!r}"
+                raise each.refuse(found, f"pass order_by={each.column!r}")
         shown = [*row, *(pa.field(each.name, each.type, nullable=each.nullable) for each in self.calls)]
         check_column_names([*(field.name for field in shown), TIMES], asked)
         self.range = _bind_ranges(self.calls, order, row)

@@ -13,6 +13,7 @@ from ddflow.kernels.frames import (
     count_frame_values,
     find_bound_ranges,
     find_frame_extremes,
+    find_session_ranges,
     list_states,
     match_places,
 )
@@ -55,6 +56,50 @@ def test_ranges_have_the_rows_between_bounds(runs: list[list[Any]], asked: set[A
         first, last = max(its[0][2] - reach, 0), its[-1][2] + reach
         here = {row[:4]: row[-1] for row in every if row[:2] == its[0][:2] and first <= row[2] <= last}
         assert {row: diff for row, diff in sums.items() if diff} == here
+    assert firsts[n] == len(places)
+
+
+MOMENT = st.sampled_from([(0, 0), *((at, 1) for at in (0, 1, 3, 4, 7, 9, 12, 20)), (2**64 - 2, 1), (2**64 - 1, 1)])
+TIMED = st.builds(lambda key, at, diff: (*key, *at, 0, diff), KEY, MOMENT, st.sampled_from([-1, 1, 1, 2]))
+
+
+@given(
+    st.lists(st.lists(TIMED, max_size=12), max_size=4),
+    st.sets(st.tuples(KEY, MOMENT), max_size=6),
+    st.sampled_from([1, 2, 3, 4, 2**63]),
+)
+@settings(deadline=None, max_examples=300)
+def test_ranges_have_the_sessions_of_the_updates(runs: list[list[Any]], asked: set[Any], gap: int) -> None:
+    """Which rows without a timestamp, whose second word is not 1, never join."""
+    parts, batches, kept = lay_out(runs, one_time=False)
+    places = sorted((*key, *at) for key, at in asked)
+    high, low = (np.array([place[i] for place in places], np.uint64) for i in (0, 1))
+    more = np.array([place[2:] for place in places], np.uint64).reshape(-1, 2)
+    none = np.zeros(len(places), np.int64)
+    groups = sorted({place[:2] for place in places})
+    begins = np.array([*(next(i for i, row in enumerate(places) if row[:2] == g) for g in groups), len(places)])
+    step = StepUpdates(begins, high, low, more, none, none.astype(np.int32), none)
+    ranges = np.empty((len(groups), 2 * parts.shape[0]), np.int64)
+    find_group_ranges(step, parts, batches, ranges)
+    firsts, found = np.empty(len(places) + 1, np.int64), np.empty((len(places), 2 * parts.shape[0]), np.int64)
+    n = find_session_ranges(step, StoredGroups(parts[:, 0].copy(), ranges, batches), np.uint64(gap), firsts, found)
+    every = [row[:4] for run in runs for row in run] + places
+    for window in range(n):
+        its, got = places[firsts[window] : firsts[window + 1]], Counter[Any]()
+        for p, (slot, *_) in enumerate(parts.tolist()):
+            span = slice(found[window, 2 * p], found[window, 2 * p + 1])
+            got.update((*its[0][:2], *words) for words in kept[5 * slot + 2][span].tolist())
+        if its[0][3] != 1:
+            assert len(its) == 1
+            session = set(its)
+        else:
+            near, session = {row for row in every if row[:2] == its[0][:2] and row[3] == 1}, set[Any]()
+            ahead = {its[0]}
+            while ahead:
+                session |= ahead
+                ahead = {row for row in near - session if any(abs(row[2] - other[2]) < gap for other in session)}
+            assert set(its) == session.intersection(places)
+        assert got == Counter(row[:4] for run in runs for row in run if row[:4] in session)
     assert firsts[n] == len(places)
 
 

@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import numpy as np
 import pyarrow as pa
 import pytest
 from chance import effort, seeded
 from hypothesis import given, strategies as st
 from messages import raises
 from model import Node, difference
+from rules import canonical
 from tight import MEMORY, tighten, tiny
 from window_rules import NUMBERS, Call
 
@@ -28,13 +30,20 @@ from ddflow.operators.window import marks, running
 from ddflow.plan.text.codec import compute_node_id, describe_plan, format_node, rebuild_plan
 from ddflow.storage.memory import MemoryStore
 
-COLUMNS = {"city": pa.string(), "n": pa.int64(), "note": pa.string(), "x": pa.decimal128(5, 1)}
+COLUMNS = {
+    **{"city": pa.string(), "n": pa.int64(), "note": pa.string(), "x": pa.decimal128(5, 1)},
+    "at": pa.timestamp("us"),
+}
 PREFIX = "the same fifteen bytes"
 ROWS = st.tuples(
     st.sampled_from(["Bern", "Bern", "Chur", None]),
     st.sampled_from([0, 1, 2, 5, 9, -(2**63), 2**63 - 1, None]),
     st.sampled_from(["", "b", PREFIX + " a", PREFIX + " b", None]),
     st.sampled_from([Decimal("0.5"), Decimal("7.0"), None]),
+    st.one_of(
+        st.none(),
+        st.sampled_from([0, 1, 5, 6, 9, 12, 20, 21, 26]).map(lambda each: dt.datetime(1970, 1, 1, second=each)),
+    ),
 )
 CHANGES = st.lists(st.tuples(ROWS, st.sampled_from([1, 1, 1, 2, 3, -1, -1, -2])), max_size=10)
 WAYS = st.sampled_from(["", " desc", " nulls last", " desc nulls first"])
@@ -43,6 +52,7 @@ ORDERS = st.one_of(
     WAYS.map(lambda way: ["note" + way]),
     WAYS.map(lambda way: ["note" + way, "n"]),
     st.just(["x", "city"]),
+    st.sampled_from([["at"], ["at nulls last"], ["at", "note"], ["at", "n desc"]]),
 )
 ROWS_FRAMES = st.tuples(st.sampled_from([None, -3, -1, 0, 1]), st.sampled_from([None, -2, 0, 1, 2])).filter(
     lambda each: None in each or each[0] <= each[1]
@@ -56,6 +66,7 @@ RANGES = st.tuples(st.sampled_from([None, -4, -1, 0, 1]), st.sampled_from([None,
     lambda each: None in each or each[0] <= each[1]
 )
 VALUES = st.sampled_from(["city", "note", "x"])
+SESSIONS = st.builds(Call, st.just("session_window"), st.just("at"), st.sampled_from([1, 5_000_000, 5_000_001, 10**7]))
 
 
 def calls(frames: Any) -> Any:
@@ -75,7 +86,8 @@ def tolds(draw: Any) -> dict[str, Any]:
     order = draw(ORDERS)
     by_number = order[0].split()[0] == "n"
     frames = st.one_of(FRAMES, RANGES.map(lambda each: ("range", *each))) if by_number else FRAMES
-    named = {f"f{i}": call for i, call in enumerate(draw(st.lists(calls(frames), min_size=1, max_size=3)))}
+    drawn = st.one_of(SESSIONS, SESSIONS, calls(frames)) if order[0].split()[0] == "at" else calls(frames)
+    named = {f"f{i}": call for i, call in enumerate(draw(st.lists(drawn, min_size=1, max_size=3)))}
     return {"partition_by": draw(st.sampled_from([["city"], ["city"], []])), "order_by": order, "calls": named}
 
 
@@ -116,12 +128,12 @@ def twin(told: dict[str, Any], held: Counter[Any]) -> Counter[Any]:
 def read(found: pa.Table) -> Counter[Any]:
     out: Counter[Any] = Counter()
     for *row, n in zip(*(column.to_pylist() for column in found.columns), strict=True):
-        out[tuple(tuple(each) if isinstance(each, list) else each for each in row)] += n
+        out[tuple(map(canonical, row))] += n
     return out
 
 
 def put_out(found: pa.Table) -> dict[Any, int]:
-    rows = [[tuple(each) if isinstance(each, list) else each for each in row.values()] for row in found.to_pylist()]
+    rows = [[canonical(each) for each in row.values()] for row in found.to_pylist()]
     made = {(tuple(row[:-2]), row[-2]): row[-1] for row in rows}
     assert len(made) == len(rows)
     return made
@@ -253,6 +265,83 @@ def test_a_step_at_the_end_reads_few_rows() -> None:
             assert len(looked) == 5 and max(looked) <= most and sorted(looked)[2] <= 45
 
 
+def test_a_step_reads_the_sessions_that_it_changes() -> None:
+    """However long the partition is, and also for a row that joins two sessions."""
+    flow = dd.Flow()
+    rows = flow.upserts("rows", {"id": int, "at": pa.timestamp("s")}, dd.Upsert("id"))
+    flow.output("out", rows.over(order_by="at", s="session_window(at, '5 seconds')"))
+    looked: list[int] = []
+    collect = running.RunningOver._collect_rows
+    with pytest.MonkeyPatch.context() as patch, flow.open() as engine:
+
+        def watch(self: running.RunningOver, *told: Any, **more: Any) -> Any:
+            found = collect(self, *told, **more)
+            looked.append(found.references.size)
+            return found
+
+        patch.setattr(running.RunningOver, "_collect_rows", watch)
+        n = np.arange(20_000)
+        at = n + n // 10 * 4  # ten rows a session, and sessions five seconds apart
+        engine.step({"rows": pa.table({"id": n, "at": pa.array(at, pa.timestamp("s"))})}, 0)
+        changes = [
+            (20_000, 72_000, 1),
+            (10_005, None, 11),
+            (10_004, 14_007, 12),
+            (30_000, 11, 21),
+            (30_000, 71_000, 22),
+        ]
+        for time, (key, moved, most) in enumerate(changes, 1):
+            looked.clear()
+            engine.step({"rows": pa.table({"id": [key], "at": pa.array([moved], pa.timestamp("s"))})}, time)
+            assert max(looked) <= most
+
+
+def test_sessions_merge_split_and_shift() -> None:
+    flow = dd.Flow()
+    rows = flow.upserts(
+        "rows", {"id": int, "at": pa.timestamp("us"), "gone": bool}, dd.Upsert("id", delete=dd.tombstone("gone"))
+    )
+    flow.output("out", rows.over(order_by="at", s="session_window(at, interval 10 seconds)"))
+    with flow.open() as engine:
+        for base in (0, 10**12, -(10**12)):
+            for key, second, gone, expected in [
+                (1, 0, False, {1: (0, 10)}),
+                (2, 10, False, {1: (0, 10), 2: (10, 20)}),
+                (3, 9, False, {1: (0, 20), 2: (0, 20), 3: (0, 20)}),
+                (3, 19, False, {1: (0, 10), 2: (10, 29), 3: (10, 29)}),
+                (1, None, False, {1: None, 2: (10, 29), 3: (10, 29)}),
+                (2, 0, True, {1: None, 3: (19, 29)}),
+                (3, 0, True, {1: None}),
+                (1, 0, True, {}),
+            ]:
+                at = pa.array([None if second is None else base + second * 10**6], pa.timestamp("us"))
+                engine.step({"rows": pa.table({"id": [key], "at": at, "gone": [gone]})})
+                found = engine.read("out")
+                ends = {
+                    row["id"]: row["s"] and tuple((int(each.value) - base) // 10**6 for each in shown.values())
+                    for row, shown in zip(found.to_pylist(), found["s"], strict=True)
+                }
+                assert ends == expected
+
+
+def test_sessions_of_each_unit_and_of_a_multiplicity() -> None:
+    for unit, gap, expected in [
+        ("s", "1500 milliseconds", [(0, 3_500_000)] * 3 + [(4_000_000, 5_500_000)]),
+        ("ms", "1500 microseconds", [(0, 3_500)] * 3 + [(4_000, 5_500)]),
+        ("us", "2 microseconds", [(0, 4)] * 3 + [(4, 6)]),
+        ("ns", "1 microsecond", [(0, 1_004)] * 4),
+    ]:
+        flow = dd.Flow()
+        rows = flow.updates("rows", {"at": pa.timestamp(unit, "UTC"), "d": int}, diff="d")
+        flow.output("out", rows.over(order_by="at", s=f"session_window(at, '{gap}')"))
+        with flow.open() as engine:
+            engine.step({"rows": pa.table({"at": pa.array([0, 1, 2, 4], rows.schema[0].type), "d": [1, 2, 1, 3]})})
+            found = engine.read("out").sort_by("at")
+            assert found["_diff"].to_pylist() == [1, 2, 1, 3] and found.schema.field("s").type[0].type.tz == "UTC"
+            got = [tuple(int(each.value) for each in row.values()) for row in found["s"]]
+            assert got == expected
+
+
 def test_intervals_and_dates_in_range() -> None:
     flow = dd.Flow()
     columns = {"id": int, "day": pa.date32(), "at": pa.timestamp("us", "UTC"), "v": int}
@@ -293,6 +382,20 @@ REFUSED = {
     "sum(n) over (rows n preceding)": ExpressionError,
     "sum(n) over (rows 1 preceding exclude ties)": ExpressionError,
     "sum(n) over (range interval 1 day preceding)": ExpressionError,
+    "session_window(at, '10 minutes') over (rows 1 preceding)": ExpressionError,
+    "session_window(at, '10 minutes') filter (where n > 1)": ExpressionError,
+    "session_window(at)": ExpressionError,
+    "session_window(at, '0 seconds')": ExpressionError,
+    "session_window(at, '-1 seconds')": ExpressionError,
+    "session_window(at, null)": ExpressionError,
+    "session_window(at, 'soon')": ExpressionError,
+    "session_window(at, 10)": ExpressionError,
+    "session_window(at, n)": ExpressionError,
+    "session_window(at, interval 1 month)": ExpressionError,
+    "session_window(at + interval 1 day, '1 day')": ExpressionError,
+    "session_window(at, '1 day')": ExpressionError,
+    "session_window(n, '1 day')": ExpressionError,
+    "session_window(m, '1 day')": ExpressionError,
     "array_agg(n order by n)": ExpressionError,
     "sum(distinct n)": ExpressionError,
 }
@@ -301,17 +404,22 @@ REFUSED = {
 @pytest.mark.parametrize("text", list(REFUSED))
 def test_refusals(text: str) -> None:
     flow = dd.Flow()
-    rows = flow.updates("rows", {"city": str, "n": int, "note": str, "l": pa.list_(pa.int64())})
+    columns = {"city": str, "n": int, "note": str, "l": pa.list_(pa.int64()), "at": dt.datetime}
+    rows = flow.updates("rows", columns)
     with raises(REFUSED[text]):
         rows.over("city", "n", f=text)
 
 
 def test_refusals_of_orders_and_names() -> None:
     flow = dd.Flow()
-    rows = flow.updates("rows", {"city": str, "n": int, "l": pa.list_(pa.int64())})
+    rows = flow.updates("rows", {"city": str, "n": int, "l": pa.list_(pa.int64()), "at": dt.datetime})
     for kind, told, named in [
         (ExpressionError, ("city",), {"f": "rank()"}),
         (ExpressionError, ("city", ["n", "city"]), {"f": 7}),
+        (ExpressionError, ("city", "at desc"), {"f": "session_window(at, '1 day')"}),
+        (ExpressionError, ("city", ["n", "at"]), {"f": "session_window(at, '1 day')"}),
+        (ExpressionError, ("at", ["at", "n"]), {"f": "session_window(at, '1 day')"}),
+        (ExpressionError, ("at", []), {"f": "session_window(at, '1 day')"}),
         (ExpressionError, ("", ["n", "city"]), {"f": "sum(n) over (range 1 preceding)"}),
         (ExpressionError, ("", "city"), {"f": "sum(n) over (range 1 preceding)"}),
         (SpecError, ("city", "n"), {}),
@@ -345,6 +453,25 @@ def test_faults_of_a_step_change_nothing() -> None:
             step(1, 2**62)
         assert [row["f"] for row in engine.read("total").to_pylist()] == [10]
         assert step(6, 1)["total"].to_pylist()[0]["f"] == 16
+        engine._check_invariants()
+
+
+def test_a_session_beyond_the_last_timestamp_changes_nothing() -> None:
+    flow = dd.Flow()
+    columns = {"at": pa.timestamp("ns"), "d": int}
+    flow.output("out", flow.updates("rows", columns, diff="d").over(order_by="at", s="session_window(at, '10 days')"))
+
+    def step(at: int, d: int = 1) -> Any:
+        return engine.step({"rows": pa.table({"at": pa.array([at], pa.timestamp("ns")), "d": [d]})})
+
+    with flow.open() as engine:
+        step(0)
+        with raises(ExpressionError):
+            step(2**63 - 10 * 86_400 * 10**9)
+        assert step(2**63 - 1 - 10 * 86_400 * 10**9)["out"].num_rows == 1
+        with raises(NegativeMultiplicity):
+            step(5, -1)
+        assert step(1)["out"].num_rows == 3 and step(-(2**63))["out"].num_rows == 1
         engine._check_invariants()
 
 

@@ -3,8 +3,8 @@
 What differs from how they are published: bids have an ``id`` of their own, because upserts have a key; a rank is a
 ``row_number``, whose order is completed by the id; windows of time (5, 7, 8) are a number computed from the
 time; and ``count_char`` of query 14 is a difference of lengths. Query 13 joins what a side table has at the time of a
-bid: the verb ``lookup`` does that (see ``test_nexmark``), and SQL has no word for it. Query 10 is a sink, and 11 has
-windows by session. The time of processing of query 12 is the time of a step, which ``ingested=`` gives to its rows.
+bid: the verb ``lookup`` does that (see ``test_nexmark``), and SQL has no word for it. Query 10 is a sink. The time of
+processing of query 12 is the time of a step, which ``ingested=`` gives to its rows.
 """
 
 from __future__ import annotations
@@ -99,6 +99,11 @@ from (
   where a.id = b.auction and b.at between a.at and a.expires) x
 where rn <= 1
 """,
+    11: """
+select bidder, count(*) as bid_count, session_window.start as start_time, session_window.end as end_time
+from bid
+group by bidder, session_window(at, '10 seconds')
+""",
     14: """
 select auction, bidder, 0.908 * price as price,
   case when hour(at) >= 8 and hour(at) <= 18 then 'day' when hour(at) <= 6 or hour(at) >= 20 then 'night'
@@ -162,3 +167,14 @@ from bid
 group by bidder, window(cast(p_time as timestamp), '10 seconds')
 """
 """Query 12, over bids with ``ingested="p_time"``."""
+
+IN_DUCKDB: dict[int, str] = {
+    11: """
+with far as (select *, "at" - lag("at") over (partition by bidder order by "at") >= interval 10 seconds as far from bid),
+  numbered as (select *, count(*) filter (far) over (partition by bidder order by "at") as number from far)
+select bidder, count(*) as bid_count, min("at") as start_time, max("at") + interval 10 seconds as end_time
+from numbered
+group by bidder, number
+""",
+}
+"""The queries that DuckDB has no function for."""

@@ -251,11 +251,23 @@ def plan(expression: Sequence[Any], inputs: Mapping[str, Any], python: bool) -> 
         if python:
             return below.over(*rest[1:3], calls)
         return below.over(*rest[1:3], **{name: call.sql for name, call in calls.items()})
+    if verb == "sessions":
+        (by, at), call = rest[1:3], Call("session_window", *rest[2:])
+        bounds = {f"session_{each}": f"session.{each}" for each in ("start", "end")}
+        if not python:
+            made = below.over(by, at, session=call.sql)
+            return made.project({name: name for name in below.schema.names} | bounds)
+        made, read = below.over(by, [at], {"session": call}), {name: itemgetter(name) for name in below.columns}
+        return made.project(read | {name: _read_bound(name.removeprefix("session_")) for name in bounds})
     if verb == "threshold":
         return below.threshold(THRESHOLDS[rest[1]] if python else rest[1])
     if verb == "versions" and python:
         return below.versions(*rest[1:3], None if rest[3] is None else CONDITIONS[rest[3]], *rest[4:])
     return getattr(below, verb)(*rest[1:])
+
+
+def _read_bound(name: str) -> Callable[[Mapping[str, Any]], Any]:
+    return lambda row: None if row["session"] is None else dict(row["session"])[name]
 
 
 def grouped(expression: Sequence[Any], inputs: Mapping[str, Node]) -> list[Any]:

@@ -95,6 +95,8 @@ def query(expression: Sequence[Any], inputs: Mapping[str, list[str]]) -> Query:
             return _top(below, columns, k, by, of, offset, rank)
         case "over", [by, order, calls]:
             return _over(below, columns, by, order, calls)
+        case "sessions", [by, at, gap]:
+            return _sessions(below, columns, by, _name(at), gap)
         case "versions", [key, order, delete, ignore, start, stop]:
             return _versions(below, columns, key, order, delete, ignore, start, stop)
         case "join", [other, on, how, condition]:
@@ -174,6 +176,18 @@ def _over(below: str, columns: list[str], by: list[str], order: list[str], calls
         said.append(f"{text} over ({groups}order by {sorts} {frame.removesuffix(')')}) as {_name(name)}")
     rows = f"(select {', '.join(map(_name, columns))}, unnest(range(cast(_n as bigint))) from {below})"
     return added(f"select {', '.join([*map(_name, columns), *said])}, 1 as _n from {rows}", [*columns, *calls])
+
+
+def _sessions(below: str, columns: list[str], by: list[str], at: str, gap: int) -> Query:
+    """Return the query of sessions: a row begins one if the row before is a gap or more away."""
+    groups = f"partition by {', '.join([*map(_name, by), f'{at} is null'])}"
+    far = f"epoch_us({at}) - epoch_us(lag({at}) over ({groups} order by {at})) >= {gap}"
+    begun = f"select *, coalesce({far}, true) as _begins from {below}"
+    numbered = f"select *, count(*) filter (where _begins) over ({groups} order by {at}) as _session from ({begun})"
+    ends = f"min({at}) over (s) as session_start, max({at}) over (s) + to_microseconds({gap}) as session_end"
+    made = f"select {_list(columns)}, {ends} from ({numbered}) window s as ({groups}, _session)"
+    ends = "session_start, session_end"
+    return f"(select {', '.join(map(_name, columns))}, {ends}, _n from ({made}))", [*columns, *ends.split(", ")]
 
 
 def _versions(

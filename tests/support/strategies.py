@@ -67,7 +67,7 @@ STAMP = "came"
 
 
 LINEAR = (*["filter"] * 2, *["project"] * 2, "concat", "negate", "consolidate")
-VERBS = (*LINEAR, "count", "sets", "top", "over", "versions", "asof", *["join"] * 2, *["agg"] * 2)
+VERBS = (*LINEAR, "count", "sets", "top", "over", "sessions", "versions", "asof", *["join"] * 2, *["agg"] * 2)
 
 
 def maybe(strategy: st.SearchStrategy[Any], other: Any = None) -> st.SearchStrategy[Any]:
@@ -211,6 +211,12 @@ def plans(
         return draw(tops(below, of))
     if verb == "over" and not any(name[0] == "w" for name in of) and not_nested(of):
         return draw(windows(below, of))
+    moments = [name for name, kind in of.items() if kind == "timestamp[us]"]
+    if verb == "sessions" and moments and "session_start" not in of and not_nested(of):
+        at = draw(st.sampled_from(moments))
+        by = draw(some([name for name in of if name != at]))
+        more = {"session_start": "timestamp[us]", "session_end": "timestamp[us]"}
+        return ["sessions", not_below_zero(below), by, at, draw(st.sampled_from([1, 2, 10**15, 10**16]))], of | more
     if (
         verb == "versions"
         and not {"start", "stop"} & set(of)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +31,7 @@ class Call:
         with_number = self.function in ("lag", "lead", "nth_value")
         told = [self.column] if self.column else ["*"] if self.function == "count" else []
         told += [str(self.number)] if with_number or self.function == "ntile" else []
+        told += [f"'{self.number} microseconds'"] if self.function == "session_window" else []
         text = f"{self.function}({', '.join(told)}){' ignore nulls' if self.ignores else ''}"
         if self.frame is None:
             return text
@@ -52,6 +54,8 @@ class Call:
                 "cume_dist": (peers[-1] + 1) / n,
                 "ntile": [b for b in range(self.number) for _ in range(size + (b < more))][at] + 1,
             }[self.function]
+        if self.function == "session_window":
+            return self._find_session([self._of(row) for row in rows], at)
         if self.function in ("lag", "lead"):
             way = -1 if self.function == "lag" else 1
             others = [self._of(rows[j]) for j in range(at + way, -1 if way < 0 else n, way)]
@@ -70,6 +74,18 @@ class Call:
         if self.function == "sum":
             return sum(there) if there else None
         return {"min": min, "max": max}[self.function](there, key=rank) if there else None
+
+    def _find_session(self, times: Sequence[Any], at: int) -> Any:
+        """Return the session of a row: go to each side while the next row is less than the gap away."""
+        if times[at] is None:
+            return None
+        gap: Any = self.number if isinstance(times[at], int) else dt.timedelta(microseconds=self.number)
+        first = last = at
+        while first > 0 and times[first - 1] is not None and times[first] - times[first - 1] < gap:
+            first -= 1
+        while last + 1 < len(times) and times[last + 1] is not None and times[last + 1] - times[last] < gap:
+            last += 1
+        return {"start": times[first], "end": times[last] + gap}
 
     def _of(self, row: Named) -> Any:
         return row[self.column] if self.column else True

@@ -32,6 +32,7 @@ from ddflow.expressions.functions.table import (
     keep_argument,
     sql_function,
 )
+from ddflow.expressions.functions.time_windows import SESSION
 from ddflow.expressions.logic import case_when, coalesce, comparison, is_null, negation, to_condition
 from ddflow.expressions.node import Node, Refusal, constant, null
 from ddflow.expressions.types import BINARY, BOOL, DATE, DOUBLE, FLOAT, INSTANT, INT8, INT16, INT32, INT64, STRING, WALL
@@ -58,7 +59,7 @@ _UNKEPT = _split_names("""
 """)
 _KEPT = "the aggregates are array_agg, avg, bool_and, bool_or, count, first, last, max, min, stddev_*, sum, var_*"
 _INSTEAD_OF = {"count_if": "write count(*) filter (where ...)", "approx_count_distinct": "write count(distinct x)"}
-_WINDOWS = _split_names("cume_dist dense_rank lag lead nth_value ntile percent_rank rank row_number")
+_WINDOWS = _split_names(f"cume_dist dense_rank lag lead nth_value ntile percent_rank rank row_number {SESSION}")
 _CLOCK = _split_names("curdate current_date current_timestamp now")
 _CHANGING = _split_names("""
     current_time current_user localtimestamp monotonically_increasing_id rand randn random randstr session_user shuffle
@@ -101,6 +102,8 @@ def find_function(name: str) -> SqlFunction:
         remedy = f"write aggregates of groups in .agg() or in the select list of a query; {_KEPT}"
         if lower in _WINDOWS:
             remedy = "write it in .over(), or with OVER in the select list of a query"
+        if lower == SESSION:
+            remedy = "write it in .over(), or in GROUP BY of a query"
         raise Refusal(f"{lower} reads several rows, but an expression reads one row at a time", remedy)
     if lower in _CLOCK:
         raise Refusal(f"{lower} is the clock, which is no value of a row", CLOCK_REMEDY)

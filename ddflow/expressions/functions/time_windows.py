@@ -1,7 +1,8 @@
 """Compute windows of time: the half-open ranges [start, end) of one length that contain a timestamp.
 
 Windows begin every ``slide``, counted from 1970-01-01 00:00 UTC plus ``start``. Without a slide, windows *tumble*: a
-timestamp is in one window. With a shorter slide, windows *hop*: a timestamp is in several windows.
+timestamp is in one window. With a shorter slide, windows *hop*: a timestamp is in several windows. Sessions depend on
+several rows, so `ddflow.operators.window` computes them.
 
 Guarantees: as in Spark, a window is a struct ``start, end`` with the type of the timestamp. A null timestamp is in no
 window. Windows that hop are a list, and the list has an element for each window.
@@ -32,6 +33,8 @@ from ddflow.expressions.types import INT64, STRING, is_duration, is_time, sql_na
 
 WINDOW: Final = "window"
 """The name of the function, of the column that a query groups by, and of the field of windows that hop."""
+SESSION: Final = "session_window"
+"""The name of the window function for sessions, and of the column that a query groups by."""
 MOST: Final = 10_000
 """The greatest number of windows that contain a timestamp. A row is copied for each of its windows."""
 
@@ -41,7 +44,8 @@ def read_length(node: Node, name: str) -> int | None:
     value = node.constant
     if value is None or not (node.type == STRING or is_duration(node.type)):
         found = f"a length of {name} is not a literal" if value is None else f"{sql_name(node.type)} is no length"
-        raise Refusal(found, f"write for example {name}(at, '10 minutes', '5 minutes')")
+        example = "'10 minutes'" if name == SESSION else "'10 minutes', '5 minutes'"
+        raise Refusal(found, f"write for example {name}(at, {example})")
     if not value.is_valid:
         return None
     if is_duration(node.type):
@@ -80,14 +84,14 @@ def _find_first_starts(at: pa.Array, length: int, slide: int, start: int) -> tup
     return values, last
 
 
-def _build_structs(starts: np.ndarray, length: int, kind: pa.DataType) -> pa.Array:
-    ends = [pa.array(each).cast(kind) for each in (starts, starts + length)]
-    return pa.StructArray.from_arrays(ends, names=["start", "end"])
+def build_structs(starts: np.ndarray, ends: np.ndarray, kind: pa.DataType) -> pa.Array:
+    """Build windows from their bounds.  ``kind``: the type of the timestamps."""
+    return pa.StructArray.from_arrays([pa.array(each).cast(kind) for each in (starts, ends)], names=["start", "end"])
 
 
 def _find_window(at: pa.Array, lengths: tuple[int, int, int]) -> pa.Array:
     _, last = _find_first_starts(at, *lengths)
-    found = _build_structs(last, lengths[0], at.type)
+    found = build_structs(last, last + lengths[0], at.type)
     return pc.if_else(at.is_valid(), found, pa.scalar(None, found.type)) if at.null_count else found
 
 
@@ -96,7 +100,8 @@ def _list_windows(at: pa.Array, lengths: tuple[int, int, int]) -> pa.Array:
     counts = np.where(np.asarray(at.is_valid()), (length - (values - last) - 1) // slide + 1, 0)
     ends = np.cumsum(counts)
     back = np.repeat(ends, counts) - 1 - np.arange(int(ends[-1]) if ends.size else 0)
-    structs = _build_structs(np.repeat(last, counts) - back * slide, length, at.type)
+    starts = np.repeat(last, counts) - back * slide
+    structs = build_structs(starts, starts + length, at.type)
     elements = pa.StructArray.from_arrays([structs], names=[WINDOW])
     offsets = pa.array(np.append(0, ends).astype(np.int32))
     return pa.ListArray.from_arrays(offsets, elements)

@@ -1,7 +1,7 @@
 """Compute the results of window functions for places.
 
-There are four kinds of calls: ranks, functions that pick a value of one place, aggregates that are computed from
-states, and aggregates that need all values of a frame.
+There are five kinds of calls: ranks, functions that pick a value of one place, aggregates that are computed from
+states, aggregates that need all values of a frame, and sessions.
 
 >>> call = NumberCall("place", "rank()", "rank", 1)
 >>> places = Places(np.array([0, 1, 2]), np.array([0, 3]), np.array([0, 0, 1]))
@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple, Self
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.types as pat
 
 from ddflow.columns.hashing import Ints, RowHasher, Secret, compute_canonical_words, unpack_validity, view_words
 from ddflow.columns.order_words import OrderColumn, compute_order_words, count_order_words, has_exact_words
@@ -22,10 +23,12 @@ from ddflow.columns.schema import decode_array, is_word_type
 from ddflow.columns.wider import find_widening
 from ddflow.errors import AggregateOverflow, ExpressionError, TooLarge, shorten
 from ddflow.expressions import Expression, compile as compile_expression
+from ddflow.expressions.functions.time_windows import build_structs
+from ddflow.expressions.types import INT64, sql_name, working_type
 from ddflow.kernels.frames import count_frame_values, find_frame_extremes
 from ddflow.operators.aggregates.parts import UpdatesByCell, ValueOverflow
 from ddflow.operators.aggregates.results import FoldedAggregate
-from ddflow.operators.window.frames import HERE, START, RangeOrder, Reach, WindowFrame
+from ddflow.operators.window.frames import HERE, START, UNITS, RangeOrder, Reach, WindowFrame
 from ddflow.operators.window.places import Places, list_ranges, rank_words
 from ddflow.plan.aggregates import AggregateCall
 
@@ -33,6 +36,8 @@ LIMIT: Final = 10_000
 """The maximum number of places in a frame from which an aggregate needs all values."""
 NUMBERS: Final = ("row_number", "rank", "dense_rank", "percent_rank", "cume_dist", "ntile")
 _SHARES: Final = ("percent_rank", "cume_dist")
+_MOST: Final = 2**63 - 1
+"""The greatest timestamp, in its unit."""
 
 
 class Arguments(NamedTuple):
@@ -294,6 +299,52 @@ class CollectedCall(WindowCall):
         lists = pa.LargeListArray.from_arrays(pa.array(stops), items).cast(self.type)
         hasher = RowHasher(pa.schema([pa.field("", self.type)]), given.secret)
         return Results(hasher.compute_identities([lists], len(lists)), lists)
+
+
+class SessionCall(WindowCall):
+    """The session of each row, as a struct with its start and end.
+
+    The timestamps of a session are less than a gap apart. The session ends a gap after its last timestamp. A row
+    without a timestamp is in no session.
+
+    ``column``: the timestamps, which order the rows.  ``gap``: in microseconds.
+    """
+
+    ordered = False
+
+    def __init__(self, name: str, text: str, column: str, gap: int, schema: pa.Schema) -> None:
+        super().__init__(name, text, WindowFrame("range", START, HERE))
+        self.column, (self.argument, kind) = column, (f"`{column.replace('`', '``')}`", schema.field(column).type)
+        self.add_argument(self.argument, schema)
+        if not pat.is_timestamp(kind):
+            raise self.refuse(f"{column!r} is {sql_name(kind)}, not a timestamp", "cast it in a projection before")
+        self.kind = working_type(kind)
+        self.type = pa.struct([("start", self.kind), ("end", self.kind)])
+        self.gap, self.scale = gap * 1000 // UNITS[self.kind.unit], UNITS[kind.unit] // UNITS[self.kind.unit]
+        # Two timestamps of a coarse unit are closer than the gap if they are closer than the gap rounded up.
+        self.distance = min(-(-self.gap // self.scale), _MOST)
+        self.reach = Reach(gap=self.distance)
+
+    def compute(self, places: Places, given: Arguments, order: RangeOrder | None) -> Results:
+        """See `WindowCall.compute`.  Raises `ExpressionError`."""
+        times = given.values[self.argument]
+        at = np.asarray(pc.fill_null(times.cast(INT64), 0))[places.row]
+        present = ~np.asarray(times.is_null())[places.row]
+        new = np.ones(at.size, bool)
+        new[1:] = (np.diff(at).view(np.uint64) >= self.distance) | (present[1:] != present[:-1])
+        new[places.starts[:-1][places.starts[:-1] < at.size]] = True
+        first, session = np.flatnonzero(new), np.cumsum(new) - 1
+        starts, lasts, there = at[first], at[np.append(first, at.size)[1:] - 1], present[first]
+        least, most = (int(each) * self.scale for each in (starts.min(initial=0), lasts.max(initial=0)))
+        if least < -_MOST - 1 or most > _MOST - self.gap:
+            found = "a session begins or ends outside of the range of timestamps"
+            raise self.refuse(found, "filter rows with such timestamps out first")
+        starts, ends = starts * self.scale, np.where(there, lasts * self.scale + self.gap, 0)
+        # Without a timestamp, both bounds are 0. A session has different bounds.
+        values = build_structs(starts, ends, self.kind)
+        if not there.all():
+            values = pc.if_else(pa.array(there), values, pa.scalar(None, values.type))
+        return Results([starts[session], ends[session]], values, session)
 
 
 def rank_values(values: pa.Array, descending: bool) -> Ints:

@@ -22,7 +22,7 @@ from ddflow.expressions.types import sql_name
 from ddflow.operators.window.places import Bounds, Places, rank_words
 
 _ONE: Final = pa.record_batch({"one": [1]})
-_UNITS: Final = {"s": 10**9, "ms": 10**6, "us": 1000, "ns": 1}
+UNITS: Final = {"s": 10**9, "ms": 10**6, "us": 1000, "ns": 1}
 """The nanoseconds in a time unit."""
 _DAY: Final = 86_400 * 10**9
 
@@ -32,19 +32,21 @@ class Reach(NamedTuple):
 
     ``near``: the number of places on both sides of the change.  ``value``: the distance in the order column, in the
     unit of its order words.  ``tail``: all rows after the change, given the prefix.  ``whole``: all rows of the
-    partition.
+    partition.  ``gap``: the rows of the change's session, whose neighbours are less than this distance apart.
     """
 
     near: int = 0
     value: int = 0
     tail: bool = False
     whole: bool = False
+    gap: int = 0
 
     def combine(self, other: "Reach") -> "Reach":
         """Combine the reaches of two calls."""
         near, value = max(self.near, other.near), max(self.value, other.value)
-        tail, whole = self.tail or other.tail, self.whole or other.whole
-        return Reach(near, value, tail, whole or bool(near and value and not tail))
+        tail, whole, gap = self.tail or other.tail, self.whole or other.whole, max(self.gap, other.gap)
+        apart = bool((near and value and not tail) or (gap and (near or value or tail)))
+        return Reach(near, value, tail, whole or apart, gap)
 
 
 class Bound(NamedTuple):
@@ -161,7 +163,7 @@ class RangeOrder:
             return None
         if pat.is_integer(self.kind):
             return -int(-value // 1)
-        return -int(-value * 1000 // (_DAY if pat.is_date32(self.kind) else _UNITS[getattr(self.kind, "unit", "ms")]))
+        return -int(-value * 1000 // (_DAY if pat.is_date32(self.kind) else UNITS[getattr(self.kind, "unit", "ms")]))
 
     def measure_reach(self, frame: WindowFrame) -> Reach:
         """Measure the reach of a frame by value."""

@@ -3,7 +3,7 @@
 >>> schema = pa.schema({"x": pa.int64()})
 >>> call = parse_call("before", "lag(x)", schema, [OrderColumn("x", False, True)])
 >>> call.type, call.reach
-(DataType(int64), Reach(near=1, value=0, tail=False, whole=False))
+(DataType(int64), Reach(near=1, value=0, tail=False, whole=False, gap=0))
 """
 
 from collections.abc import Sequence
@@ -13,13 +13,25 @@ from typing import Any, Final
 import pyarrow as pa
 
 from ddflow.columns.order_words import OrderColumn
+from ddflow.expressions.functions.time_windows import SESSION, read_length
 from ddflow.operators.aggregates.results import FUNCTIONS
-from ddflow.operators.window.calls import NUMBERS, CollectedCall, FoldCall, NumberCall, ParsedCall, PickCall, WindowCall
+from ddflow.operators.window.calls import (
+    NUMBERS,
+    CollectedCall,
+    FoldCall,
+    NumberCall,
+    ParsedCall,
+    PickCall,
+    SessionCall,
+    WindowCall,
+)
 from ddflow.operators.window.frames import HERE, START, WindowFrame, parse_frame
 from ddflow.plan.aggregates import CALLED, NAMES, parse_aggregate
 from ddflow.plan.verbs.family import ALIKE
 
 PICKS: Final = ("lag", "lead", "first", "last", "nth_value", "min", "max")
+_FRAMELESS: Final = (*NUMBERS, "lag", "lead", SESSION)
+"""The functions that need an order, and have no frame."""
 _MOST: Final = 2**31 - 1
 
 
@@ -47,13 +59,13 @@ def parse_call(name: str, text: Any, schema: pa.Schema, order: Sequence[OrderCol
     if not isinstance(call, exp.Anonymous):
         raise empty.refuse("it is not a call of a window function", "write one call for each column, as in 'rank()'")
     function = CALLED.get(call.name.lower(), call.name.lower())
-    known = sorted({*NUMBERS, *PICKS, *NAMES})
+    known = sorted({*NUMBERS, *PICKS, *NAMES, SESSION})
     if function not in known:
         near = [f"did you mean {each}? " for each in get_close_matches(function, known, 1, ALIKE)]
         raise empty.refuse(f"there is no window function {call.name!r}", f"{''.join(near)}they are {', '.join(known)}")
-    if (function in NUMBERS or function in ("lag", "lead")) and not order:
+    if function in _FRAMELESS and not order:
         raise empty.refuse("it needs an order", "pass order_by=, or write ORDER BY in OVER (...)")
-    if spec is not None and (function in NUMBERS or function in ("lag", "lead")):
+    if spec is not None and function in _FRAMELESS:
         raise empty.refuse(f"{function} does not accept a frame", "omit ROWS or RANGE")
     frame = parse_frame(name, spec, bool(order))
     if function in NUMBERS:
@@ -62,6 +74,8 @@ def parse_call(name: str, text: Any, schema: pa.Schema, order: Sequence[OrderCol
             found = f"{function} has {len(call.expressions)} arguments, or a FILTER"
             raise empty.refuse(found, "write ntile(4)" if function == "ntile" else f"write {function}()")
         return NumberCall(name, text, function, buckets)
+    if function == SESSION:
+        return _parse_session(empty, tree, call.expressions, schema)
     if function in PICKS:
         return PickCall(name, text, _parse_pick(empty, function, tree, call), frame, schema)
     aggregate = parse_aggregate(name, _write_sql(tree), schema.names)
@@ -72,6 +86,26 @@ def parse_call(name: str, text: Any, schema: pa.Schema, order: Sequence[OrderCol
             raise empty.refuse(f"{aggregate.function} does not accept DISTINCT", "omit DISTINCT")
         return CollectedCall(name, text, aggregate, frame, schema)
     return FoldCall(name, text, FUNCTIONS[aggregate.function](aggregate, schema), frame)
+
+
+def _parse_session(empty: WindowCall, tree: Any, given: Sequence[Any], schema: pa.Schema) -> SessionCall:
+    """Parse the column and the gap of a session."""
+    from sqlglot import exp
+
+    from ddflow.expressions.lower import ColumnResolver, TreeCompiler
+    from ddflow.expressions.node import Refusal
+
+    columns = ColumnResolver(schema)
+    if not isinstance(tree, exp.Anonymous) or len(given) != 2 or not isinstance(given[0], exp.Column):
+        raise empty.refuse("its arguments are not a column and a gap", f"write {SESSION}(at, '10 minutes')")
+    try:
+        gap = [TreeCompiler(columns).lower(each) for each in given][1]
+        length = read_length(gap, SESSION) or 0
+    except Refusal as refusal:
+        raise empty.refuse(refusal.found, refusal.fix) from refusal
+    if length <= 0:
+        raise empty.refuse("it is a session without a gap", "use a gap above 0, such as '10 minutes'")
+    return SessionCall(empty.name, empty.text, columns.names[0], length, schema)
 
 
 def _parse_pick(empty: WindowCall, function: str, tree: Any, call: Any) -> ParsedCall:

@@ -1,9 +1,9 @@
 """Run window functions: read the rows that a step can affect, and compare their results before and after the step.
 
 A step reads the rows near its updates if all frames are bounded, the rows after its updates if frames begin at the
-start of the partition, and otherwise whole partitions. It computes the results of these rows before and after the
-changes at each time of the step. Results that lack rows outside of the window lack them before and after, so they do
-not differ.
+start of the partition, the sessions of its updates, and otherwise whole partitions. It computes the results of these
+rows before and after the changes at each time of the step. Results that lack rows outside of the window lack them
+before and after, so they do not differ.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,14 @@ from ddflow.columns.hashing import Ints, Narrow, RowHasher, Words
 from ddflow.columns.order_words import count_order_words
 from ddflow.columns.rows import RowPool, gather_arrays, gather_table
 from ddflow.errors import TooLarge
-from ddflow.kernels.frames import RowChanges, States, find_bound_ranges, list_states, match_places
+from ddflow.kernels.frames import (
+    RowChanges,
+    States,
+    find_bound_ranges,
+    find_session_ranges,
+    list_states,
+    match_places,
+)
 from ddflow.kernels.gather import SLOT
 from ddflow.kernels.versions import find_windows
 from ddflow.operators.aggregates.parts import StatePart, UpdatesByCell
@@ -182,6 +189,9 @@ class RunningOver(RunningOrderedGroups):
         prefix, picked = build_empty_prefix(step.begins.size - 1), NO_ROWS
         if reach.near and not (reach.tail or reach.whole):
             m = find_windows(step, stored, np.int64(tied), np.int64(2 * reach.near), begins, ranges)
+            prefix = build_empty_prefix(m)
+        elif reach.gap and not reach.whole:
+            m = find_session_ranges(step, stored, np.uint64(reach.gap), begins, ranges)
             prefix = build_empty_prefix(m)
         else:
             bounds = np.empty((n, 2, tied), np.uint64)

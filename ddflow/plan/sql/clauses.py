@@ -24,7 +24,7 @@ from sqlglot import exp
 from ddflow.expressions.clock import is_clock, stands_in_condition
 from ddflow.expressions.functions.catalog import find_function
 from ddflow.expressions.functions.table import CLOCK_REMEDY
-from ddflow.expressions.functions.time_windows import WINDOW
+from ddflow.expressions.functions.time_windows import SESSION, WINDOW
 from ddflow.expressions.node import Refusal
 from ddflow.expressions.parse import Tree, strip_call_suffixes
 from ddflow.plan.aggregates import CALLED, NAMES
@@ -38,9 +38,9 @@ from ddflow.plan.sql.query import (
     TableLeaf,
     add_brackets,
     build_call,
-    build_column,
     build_number,
     build_query_error,
+    build_window_column,
     find_query_column_names,
     is_window_call,
     replace_nodes,
@@ -165,10 +165,10 @@ class ClauseReader:
                 if isinstance(node.this, exp.Star):
                     raise build_query_error(node, f"{shorten_tree_sql(node)} names several columns", "name one column")
                 return names.resolve_column(node, first if first and not _is_inside_aggregate(node) else {})
-            if isinstance(node, exp.Anonymous) and not _is_exists(node):
-                self._check_function(node)
             if _is_window(node) and not before:
                 return self._read_window(node, names, withs)
+            if isinstance(node, exp.Anonymous) and not _is_exists(node):
+                self._check_function(node)
             return self._resolve_subquery(node, names, withs, first)
 
         out = replace_nodes(tree, resolve_node)
@@ -193,18 +193,19 @@ class ClauseReader:
         return replace_nodes(out, replace_default) if windows else out
 
     def _read_window(self, tree: Tree, names: QueryScope, withs: Any) -> Tree:
-        """Read a call of the function ``window``, and return the column that it adds to the rows of FROM."""
-        call = build_call(WINDOW, *(self.read_expression(each, names, withs, before=True) for each in tree.expressions))
+        """Read a call of ``window`` or ``session_window``, and return the column that it adds to the rows of FROM."""
+        given = [self.read_expression(each, names, withs, before=True) for each in tree.expressions]
+        call = build_call(tree.name.lower(), *given)
         if names.window is not None and names.window != call:
             found = f"{shorten_tree_sql(tree)} next to {shorten_tree_sql(names.window)}"
             raise build_query_error(tree, found, "use one window of time in a query, and the other in a subquery")
         names.window = call
-        return build_column(f"{WINDOW} of {write_tree_sql(call)}")
+        return build_window_column(call)
 
     def _declare_window(self, tree: Tree, names: QueryScope, withs: Any) -> None:
-        """Let the clauses of a SELECT use the name ``window`` if one of them calls the function."""
+        """Let the clauses of a SELECT use the name of a function of windows if one of them calls it."""
         for node in filter(_is_window, list_clause_nodes(tree)):
-            names.lateral[WINDOW] = _make_tree_copier(self.read_expression(node, names, withs))
+            names.lateral[node.name.lower()] = _make_tree_copier(self.read_expression(node, names, withs))
 
     def _resolve_subquery(self, node: Tree, names: QueryScope, withs: Any, first: Aliases | None) -> Tree | None:
         """Read a subquery as a `SubqueryNode`; return None for any other node.  Raises `ExpressionError`."""
@@ -301,7 +302,19 @@ class ClauseReader:
         ):
             out.groups = []
         out.window = names.window
+        if out.window is not None and out.window.name == SESSION:
+            self._check_session(tree, out)
         return out
+
+    def _check_session(self, tree: Tree, out: SelectQuery) -> None:
+        """Refuse sessions that are no group.  Raises `ExpressionError`."""
+        (call, *_) = filter(_is_window, list_clause_nodes(tree))
+        if (count := len(out.window.expressions)) != 2:
+            found = f"{shorten_tree_sql(call)} has {count} arguments"
+            raise build_query_error(call, found, f"write {SESSION}(at, '10 minutes')")
+        if build_window_column(out.window) not in (out.groups or ()):
+            remedy = f"add {shorten_tree_sql(call)} to GROUP BY, with the columns that each have their own sessions"
+            raise build_query_error(call, f"{shorten_tree_sql(call)} is not in GROUP BY", remedy)
 
     def _read_select_item(self, tree: Tree, out: SelectQuery, names: QueryScope, withs: Any) -> None:
         """Add an item of the select list to the query."""
@@ -320,7 +333,7 @@ class ClauseReader:
                 if alias is not None and names.around is None and not self.in_set:
                     out.stars.append(range(begin, len(out.items)))
             return
-        called = WINDOW if _is_window(tree) else write_tree_sql(tree)
+        called = tree.name.lower() if _is_window(tree) else write_tree_sql(tree)
         name = str(tree.output_name) if isinstance(tree, exp.Alias | exp.Column) else called
         item = self.read_expression(tree.this if isinstance(tree, exp.Alias) else tree, names, withs)
         names.lateral.setdefault(name, _make_tree_copier(item))
@@ -400,7 +413,7 @@ def _is_exists(node: Tree) -> bool:
 
 
 def _is_window(node: Tree) -> bool:
-    return isinstance(node, exp.Anonymous) and node.name.lower() == WINDOW
+    return isinstance(node, exp.Anonymous) and node.name.lower() in (WINDOW, SESSION)
 
 
 def _make_tree_copier(tree: Tree) -> Callable[[], Tree]:

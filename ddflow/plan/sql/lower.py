@@ -19,6 +19,7 @@ from sqlglot import exp
 
 from ddflow.errors import ExpressionError
 from ddflow.expressions import compile as compile_expression
+from ddflow.expressions.functions.time_windows import SESSION
 from ddflow.expressions.parse import Tree
 from ddflow.expressions.types import common_type, sql_name, working_type
 from ddflow.plan.sql.clauses import Subquery, find_aggregates
@@ -33,6 +34,7 @@ from ddflow.plan.sql.query import (
     build_column,
     build_number,
     build_query_error,
+    build_window_column,
     find_query_column_names,
     shorten_tree_sql,
     write_tree_sql,
@@ -174,7 +176,12 @@ class QueryLowering:
                 where.append(exp.LTE(this=query.items[index].copy(), expression=build_number(k)))
         extra = [] if carry.domain is None else [TableLeaf(carry.domain, {each: each for each in carry.domain.names})]
         rows = self._tables.lower_from(query.source, extra, where, used)
-        return rows if query.window is None else self.steps.add_windows(rows, query.window)
+        if query.window is None:
+            return rows
+        if query.window.name != SESSION:
+            return self.steps.add_windows(rows, query.window)
+        groups = [each for each in query.groups or () if each != build_window_column(query.window)]
+        return self.steps.add_sessions(rows, query.window, [*groups, *(tree for _, tree in carry.columns)], used)
 
     def _lower_select_list(
         self,

@@ -106,6 +106,11 @@ def build_column(logical: str) -> Tree:
     return exp.Column(this=exp.Identifier(this=logical, quoted=True))
 
 
+def build_window_column(call: Tree) -> Tree:
+    """Build the column that a call of ``window`` or ``session_window`` adds to the rows of FROM."""
+    return build_column(f"{call.name} of {write_tree_sql(call)}")
+
+
 def build_number(value: int) -> Tree:
     """Build a literal."""
     return exp.Literal(this=str(value), is_string=False)
@@ -290,7 +295,7 @@ class SelectQuery(ResolvedQuery):
     stars: list[range] = field(default_factory=list)
     starred: set[int] = field(default_factory=set)
     window: Tree = None
-    """The call of the function ``window``, or None. Other trees read the column that it adds to the rows."""
+    """The call of ``window`` or ``session_window``, or None. Other trees read the column that it adds to the rows."""
 
     @property
     def is_open_to_new_columns(self) -> bool:
@@ -388,7 +393,7 @@ class QueryScope:
         """
         self.outer: set[str] = set()
         self.window: Tree = None
-        """The query's call of the function ``window``, or None."""
+        """The query's call of the function ``window`` or ``session_window``, or None."""
 
     def add_table(self, alias: str, names: dict[str, str], named: bool = True) -> None:
         """Add a table, with the logical names of its columns.

@@ -15,7 +15,7 @@ from sqlglot import exp
 
 from ddflow.errors import ExpressionError, SpecError
 from ddflow.expressions import compile as compile_expression
-from ddflow.expressions.functions.time_windows import WINDOW
+from ddflow.expressions.functions.time_windows import SESSION, WINDOW
 from ddflow.expressions.parse import Tree, strip_call_suffixes
 from ddflow.expressions.types import common_type, is_integer, sql_name, working_type
 from ddflow.plan.sql.query import (
@@ -25,6 +25,7 @@ from ddflow.plan.sql.query import (
     build_column,
     build_number,
     build_query_error,
+    build_window_column,
     find_query_column_names,
     is_window_call,
     join_with_and,
@@ -200,13 +201,48 @@ class QueryVerbs:
 
     def add_windows(self, rows: Relation, call: Tree) -> Relation:
         """Add the column of a call of ``window``. If windows hop, make a row for each window of a row."""
-        made = ProjectedColumn(f"{WINDOW} of {write_tree_sql(call)}", WINDOW, call)
+        made = ProjectedColumn(build_window_column(call).name, WINDOW, call)
         kept = [ProjectedColumn(each, name, build_column(each)) for each, name in rows.names.items()]
         rows = self.project_rows(rows, [made, *kept])
         of = rows.of
         if pa.types.is_list(of.schema.field(WINDOW).type):
             of = self.make_collection_once(of, ("unnest", WINDOW), lambda: rows.of.unnest(WINDOW))
         return Relation(of, rows.names, rows.solid | {made.logical})
+
+    def add_sessions(self, rows: Relation, call: Tree, groups: Sequence[Tree], used: Set[str]) -> Relation:
+        """Add the column of a call of ``session_window``, and keep the columns that are used.
+
+        ``groups``: the other groups; the rows of each group have their own sessions.
+        """
+        at, gap = call.expressions
+        if pa.types.is_date(kind := rows.find_tree_type(at)) or pa.types.is_string(kind):
+            at = build_cast(at, "timestamp")
+        at = exp.Paren(this=at.copy()) if at in groups else at  # a second column, because no order is a partition
+        kept = [ProjectedColumn(each, name, build_column(each)) for each, name in rows.names.items() if each in used]
+        parts = [ProjectedColumn(f"part {i}", shorten_tree_sql(each), each) for i, each in enumerate([*groups, at])]
+        rows = self.project_distinct(rows, [*kept, *parts])
+        *partition, time = (rows.names[each.logical] for each in parts)
+        name, made = find_free_name(SESSION, rows.of.schema.names), build_window_column(call).name
+        told = rows.write_call_sql(build_call(SESSION, build_column(parts[-1].logical), gap))
+        try:
+            of = self.add_results(rows, list(dict.fromkeys(partition)), [quote_name(time)], {name: told})
+        except (ExpressionError, SpecError) as error:
+            raise build_query_error(call, f"{shorten_tree_sql(call)}: {error.found}", str(error.fix)) from error
+        return Relation(of, {**rows.names, made: name}, rows.solid | {made})
+
+    def add_results(
+        self, rows: Relation, partition: Sequence[str], order: Sequence[str], calls: Mapping[str, str]
+    ) -> Any:
+        """Add the results of window functions of one partition and order.  ``calls``: by the names of their columns."""
+        told = ("over", *partition, None, *order, None, *calls.items())
+        return self.make_collection_once(rows.of, told, lambda: rows.of._apply_verb("over", partition, order, calls))
+
+    def project_distinct(self, rows: Relation, columns: Sequence[ProjectedColumn]) -> Relation:
+        """Project to columns. Columns with equal trees become one."""
+        known = {write_tree_sql(each.tree): each for each in reversed(columns)}
+        made = self.project_rows(rows, [each for each in columns if known[write_tree_sql(each.tree)] is each])
+        names = {each.logical: made.names[known[write_tree_sql(each.tree)].logical] for each in columns}
+        return Relation(made.of, names, made.solid)
 
     def drop_unused_columns(self, rows: Relation, used: Iterable[str]) -> Relation:
         """Drop the columns that no later step reads. Columns that a table gets later are dropped too."""

@@ -313,10 +313,7 @@ class WindowedRows:
         for group in groups:
             parts += [*group.parts, *(each for each, _ in group.orders)]
         every = [*kept, *parts] or [ProjectedColumn("any", "any", build_number(1))]
-        known = {write_tree_sql(each.tree): each for each in reversed(every)}
-        made = self.steps.project_rows(rows, [each for each in every if known[write_tree_sql(each.tree)] is each])
-        names = {each.logical: made.names[known[write_tree_sql(each.tree)].logical] for each in every}
-        return Relation(made.of, names, made.solid)
+        return self.steps.project_distinct(rows, every)
 
     def _list_partition_columns(self, rows: Relation, group: CallsOfWindow) -> list[str]:
         logical = [*(each.logical for each in group.parts), *(f"of {each.logical}" for each in self.extra)]
@@ -342,25 +339,17 @@ class WindowedRows:
             call = window.this if frame is None else exp.Window(this=window.this.copy(), spec=frame.copy())
             made[known[told]], calls[name] = name, rows.write_call_sql(call)
         try:
-            of = self._apply_over(rows, partition, order, calls)
+            of = self.steps.add_results(rows, partition, order, calls)
         except ExpressionError:
             for (name, call), window in zip(calls.items(), group.calls.values(), strict=True):
                 try:
-                    self._apply_over(rows, partition, order, {name: call})
+                    self.steps.add_results(rows, partition, order, {name: call})
                 except ExpressionError as error:
                     found = f"{shorten_tree_sql(window)}: {error.found}"
                     raise build_query_error(window, found, str(error.fix)) from error
             raise
         solid = {logical for logical, name in made.items() if not of.schema.field(name).nullable}
         return Relation(of, {**rows.names, **made}, rows.solid | solid), known
-
-    def _apply_over(
-        self, rows: Relation, partition: Sequence[str], order: Sequence[str], calls: Mapping[str, str]
-    ) -> Any:
-        told = ("over", *partition, None, *order, None, *calls.items())
-        return self.steps.make_collection_once(
-            rows.of, told, lambda: rows.of._apply_verb("over", partition, order, calls)
-        )
 
 
 def _group_calls(windows: Mapping[str, Tree]) -> list[CallsOfWindow]:

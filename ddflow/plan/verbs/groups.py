@@ -404,8 +404,8 @@ class GroupVerbs(VerbFamily[Made], Generic[Made]):
             For each new column, a call of a window function in SQL, as in ``place="row_number()"``,
             ``before="lag(n)"`` or ``total="sum(n) over (rows between 2 preceding and current row)"``. The functions are
             row_number, rank, dense_rank, percent_rank, cume_dist, ntile, lag, lead, first_value, last_value, nth_value,
-            and the aggregates of `agg`. OVER holds only the frame. Without a frame, aggregates include all rows up to
-            the last peer of the row if there is an order, and otherwise all rows of the partition.
+            session_window, and the aggregates of `agg`. OVER holds only the frame. Without a frame, aggregates include
+            all rows up to the last peer of the row if there is an order, and otherwise all rows of the partition.
 
         Returns
         -------
@@ -420,9 +420,9 @@ class GroupVerbs(VerbFamily[Made], Generic[Made]):
         Notes
         -----
         For n rows of a partition, an update costs O(log n) and the rows whose frame changed. Rank functions and frames
-        that begin at the start of the partition also read up to 1,000 rows before the update. Other functions whose
-        frame is not bounded read the whole partition. ROWS frames and ``row_number`` break ties by the remaining
-        columns, in their order, ascending.
+        that begin at the start of the partition also read up to 1,000 rows before the update, and ``session_window``
+        reads the sessions of the update. Other functions whose frame is not bounded read the whole partition. ROWS
+        frames and ``row_number`` break ties by the remaining columns, in their order, ascending.
 
         Examples
         --------
