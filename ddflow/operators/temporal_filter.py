@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
-from ddflow.columns.hashing import Ints, RowHasher, Words
+from ddflow.columns.hashing import Ints, RowHasher, Words, unpack_booleans
 from ddflow.columns.names import TIMES, check_column_names
 from ddflow.columns.rows import gather_table
 from ddflow.columns.schema import column_arrays
@@ -32,10 +32,13 @@ from ddflow.operators.updates import Updates, consolidate, ints
 from ddflow.plan.collection import Collection, Columns, refuse_forgetting_inputs
 from ddflow.plan.text.formulas import JsonRecord, find_formula_objections
 from ddflow.time import CLOSED, INT64, NEVER
-from ddflow.trace.batch import NO_ROWS, BatchRange
+from ddflow.trace.batch import BatchRange
+from ddflow.trace.merge import PickedVersions
 
 DUE: Final = pa.field("_due", INT64, nullable=False)
 """The column of the time at which a waiting update is due."""
+GOES: Final = pa.field("_goes", pa.bool_(), nullable=False)
+"""The column that tells whether a row will go at that time; else it will come."""
 _A_DAY: Final = {"s": 86_400, "ms": 86_400_000, "us": 86_400_000_000, "ns": 86_400_000_000_000}
 
 
@@ -110,11 +113,16 @@ class UpdatesAtTimes(NamedTuple):
 
 
 class DueUpdates(NamedTuple):
-    """Updates that waited: their rows, the times at which they are due, and their diffs."""
+    """Updates that wait: their rows, the times at which they are due, their diffs, and whether the rows then go."""
 
     rows: pa.Table
     due: Ints
     diffs: Ints
+    goes: Any
+    """bool[n]"""
+
+
+NOTHING_DUE: Final = DueUpdates(pa.table({}), ints(), ints(), np.zeros(0, np.bool_))
 
 
 @register_operator
@@ -125,7 +133,7 @@ class TemporalFilter(RowPreservingOperator):
 
     def __init__(self, of: Collection, conditions: Sequence[str]) -> None:
         self.conditions = list(conditions)
-        check_column_names([*of.schema.names, TIMES, DUE.name], "filter")
+        check_column_names([*of.schema.names, TIMES, DUE.name, GOES.name], "filter")
         refuse_forgetting_inputs("filter by now()", "the state would keep these rows forever", of)
         kind = of.flow.require_clock()
         self.bounds = [bound for text in self.conditions for bound in _bind_condition(text, of.schema, kind)]
@@ -219,8 +227,8 @@ class RunningTemporalFilter(RunningArrange):
         self.bounds, self.exact, self.secret, self.refuses = node.bounds, node.flow.holds_back, context.secret, ""
         self.read = node.read
         self.wanted = [name for name in node.schema.names if name in context.wanted]
-        self.set_up_rows(node.schema.append(DUE), (), 3, context.secret, context.threads)
-        self.rows = RowHasher(pa.schema(self.fields[:-1]), context.secret, context.threads)
+        self.set_up_rows(node.schema.append(DUE).append(GOES), (), 3, context.secret, context.threads)
+        self.rows = RowHasher(pa.schema(self.fields[:-2]), context.secret, context.threads)
 
     def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, Any]:
         """See `RunningOperator.compute`. ``inputs``: the updates, and one whose last time the step closes.
@@ -247,18 +255,25 @@ class RunningTemporalFilter(RunningArrange):
         else:
             out = updates if came.size == stamps.size else updates.take(came)
         kept = [(later, *plus), (ends, *minus), (every, due.rows, due.due, -due.diffs)]
-        return out, self._store_waiting([UpdatesAtTimes(*each) for each in kept if each[0].size], until, since)
+        goes = np.zeros(later.size, np.bool_), np.ones(ends.size, np.bool_), due.goes
+        waiting = [(UpdatesAtTimes(*each), its) for each, its in zip(kept, goes, strict=True) if its.size]
+        return out, self._store_waiting(waiting, until, since)
 
-    def _store_waiting(self, kept: Sequence[UpdatesAtTimes], until: int, since: int) -> Any:
-        """Build the change that stores updates until they are due, and removes those that are due."""
+    def _store_waiting(self, kept: Sequence[tuple[UpdatesAtTimes, Any]], until: int, since: int) -> Any:
+        """Build the change that stores updates until they are due, and removes those that are due.
+
+        The flags tell which rows will go. They are stored with the opposite diff, so that multiplicities are positive.
+        """
         if not kept:
             return None
-        names, tables = self.rows.names, list[pa.Table]()
-        for each in kept:
+        names, tables, diffs = self.rows.names, list[pa.Table](), list[Ints]()
+        for each, goes in kept:
             taken = column_arrays(each.rows.take(pa.array(each.places)), names)
-            tables.append(pa.Table.from_arrays([*taken, pa.array(each.times[each.places])], [*names, DUE.name]))
-        rows, diffs = pa.concat_tables(tables), np.concatenate([each.diffs[each.places] for each in kept])
-        stored = Updates(rows.combine_chunks(), np.zeros(diffs.size, np.int32), diffs, ints(until))
+            columns = [*taken, pa.array(each.times[each.places]), pa.array(goes)]
+            tables.append(pa.Table.from_arrays(columns, self.whole.names))
+            diffs.append(np.where(goes, -1, 1) * each.diffs[each.places])
+        rows, summed = pa.concat_tables(tables).combine_chunks(), np.concatenate(diffs)
+        stored = Updates(rows, np.zeros(summed.size, np.int32), summed, ints(until))
         return super().compute([stored], since)[1]
 
     def apply(self, changes: Sequence[Any], upper: int, since: int) -> None:
@@ -268,8 +283,9 @@ class RunningTemporalFilter(RunningArrange):
 
     def compute_row_words(self, rows: Any) -> Ints:
         """Compute the time at which updates are due, as a word, and two words of their rows, as int64[n, 3]."""
-        due = _to_words(np.asarray(column_arrays(rows, [DUE.name])[0]))
-        return np.stack([due, *self.rows.identify_rows(rows)], axis=1).view(np.int64)
+        due, goes = column_arrays(rows, [DUE.name, GOES.name])
+        high, low = self.rows.identify_rows(rows)
+        return np.stack([_to_words(np.asarray(due)), high, low ^ unpack_booleans(goes)], axis=1).view(np.int64)
 
     def compute_initial_updates(self, inputs: Sequence[Updates]) -> Updates:
         """Select the rows that are present at the last time; see `RunningOperator.compute_initial_updates`."""
@@ -293,10 +309,10 @@ class RunningTemporalFilter(RunningArrange):
         arrangements: Any = self.output_arrangement.partitions
         for each in arrangements:
             for picked in each.iterate_sums(as_of):
-                rows = gather_table(each.slots.pool, picked.references, each.schema)
-                its = np.stack(self.rows.identify_rows(rows), axis=1)
+                waiting = _read_waiting(each, picked)
+                its = np.stack(self.rows.identify_rows(waiting.rows), axis=1)
                 places = np.flatnonzero([word.tobytes() in known for word in its])
-                shown.append(UpdatesAtTimes(places, rows, np.full(its.shape[0], as_of), -picked.value.view(np.int64)))
+                shown.append(UpdatesAtTimes(places, waiting.rows, np.full(its.shape[0], as_of), -waiting.diffs))
         return _combine([each for each in shown if each.places.size] or shown[:1], self.rows.names, ints())
 
     def select_waiting_rows(self, inputs: Sequence[Updates]) -> Updates:
@@ -338,10 +354,14 @@ class RunningTemporalFilter(RunningArrange):
             if begin < end
         ]
         picked = arranged.sum_parts(found, None) if found else None
-        references = NO_ROWS if picked is None else picked.references
-        rows = gather_table(arranged.slots.pool, references, arranged.schema)
-        diffs = NO_ROWS if picked is None else picked.value.view(np.int64)
-        return DueUpdates(rows, np.asarray(rows.column(DUE.name)), diffs)
+        return NOTHING_DUE if picked is None else _read_waiting(arranged, picked)
+
+
+def _read_waiting(arranged: Any, picked: PickedVersions) -> DueUpdates:
+    """Read waiting updates from an arrangement.  O(n)."""
+    rows = gather_table(arranged.slots.pool, picked.references, arranged.schema)
+    goes, counts = np.asarray(rows.column(GOES.name)), picked.value.view(np.int64)
+    return DueUpdates(rows, np.asarray(rows.column(DUE.name)), np.where(goes, -counts, counts), goes)
 
 
 def _combine(parts: Sequence[UpdatesAtTimes], names: Sequence[str], times: Ints) -> Updates:

@@ -62,7 +62,7 @@ def read_collection_ranges(graph: Graph, node: Collection, as_of: int | None = N
     while walk:
         each, after = walk.pop()
         opened = graph.opened[each]
-        if opened.arrangements:
+        if opened.is_read_from_state:
             pieces = opened.iterate_rows(as_of)
         elif any(by is not None for by in each.exchange()):
             pieces = [consolidate(graph.accumulate_rows(each, as_of), graph.secret)]

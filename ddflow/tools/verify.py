@@ -192,7 +192,8 @@ def _recompute_state(snapshot: Snapshot, node: Collection) -> RunningOperator:
     fresh: RunningOperator = node.open(
         OperatorContext(graph.secret, graph.plan.time_type, frozenset(node.schema.names))
     )
-    for time, piece in enumerate(read_collection_ranges(graph, node.inputs[0])):
+    for number, piece in enumerate(read_collection_ranges(graph, node.inputs[0])):
+        time = snapshot.last if node.reads_clock else number
         if piece.diffs.size:
             _, change = fresh.compute([piece._replace(times=ints(time))], time)
             fresh.apply([change], time + 1, time)

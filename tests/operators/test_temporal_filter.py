@@ -138,6 +138,37 @@ def test_exact_bounds_in_hold_back_mode(text: str, steps: list[Any], whole: bool
         assert to_updates(made["counted"]) == expected.updates["counted"]
 
 
+def run_steps(text: str, steps: list[Any], by: int = 0) -> tuple[list[dict[tuple[Any, int], int]], Counter[Any]]:
+    """Return the updates of each step and the last rows, with all times later ``by`` a number of microseconds."""
+    made, time, kinds = [], by, [*COLUMNS]
+    with build(text, holds_back=False)[0].open() as engine:
+        for rows, later in steps:
+            time += later
+            moved = [
+                {k: v + by if k in ("at", "upto") and v is not None else v for k, v in row.items()} for row in rows
+            ]
+            made.append(to_updates(engine.step({"rows": to_table(moved, kinds)}, time=moment(time))["shown"]))
+        return made, to_rows(engine.read("shown"))
+
+
+@effort(100)
+@given(text=st.sampled_from([*CONDITIONS]), steps=STEPS, by=st.integers(1, 10**12))
+def test_later_times_give_later_updates(text: str, steps: list[Any], by: int) -> None:
+    def move(row: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (row[0], *(None if each is None else each + by for each in row[1:3]), row[3])
+
+    made, _ = run_steps(text, steps)
+    later, _ = run_steps(text, steps, by)
+    assert later == [{(move(row), time + by): n for (row, time), n in step.items()} for step in made]
+
+
+@effort(100)
+@given(text=st.sampled_from([*CONDITIONS]), steps=STEPS)
+def test_splits_into_steps_give_the_same_last_rows(text: str, steps: list[Any]) -> None:
+    whole = [([row for rows, _ in steps for row in rows], sum(later for _, later in steps))]
+    assert run_steps(text, steps)[1] == run_steps(text, whole)[1]
+
+
 def times_of(flow: dd.Flow, rows: Any, *times: Any) -> list[list[int]]:
     """Return the diffs of each step at some times. The rows come at the first one."""
     with flow.open() as engine:
@@ -319,3 +350,27 @@ def test_a_new_temporal_output_over_stored_rows(tmp_path: Path) -> None:
         assert {key for key, n in total.items() if n} == {key for key in range(20) if key <= 10 < 2 * key}
         assert {each["id"] for each in engine.read("shown").to_pylist()} == {*range(6, 11)}
         assert engine.get("shown", id=7) is not None and engine.get("shown", id=11) is None
+
+
+def test_chores_of_a_state_whose_rows_wait(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    flow, _ = build("at between now() - interval 3 microseconds and now() + interval 2 microseconds", holds_back=False)
+    first = [{"id": i, "at": i, "upto": None, "n": i % 2} for i in range(20)]
+    second = [{"id": i, "at": 12, "upto": None, "n": 1} for i in (3, 19, 25)]
+    with flow.open(state, retain=ENDS) as engine:
+        engine.step({"rows": to_table(first, [*COLUMNS])}, time=moment(5))
+        engine.step({"rows": to_table(second, [*COLUMNS])}, time=moment(9))
+        shown = [row["id"] for row in engine.read("shown").sort_by("id").to_pylist()]
+        assert shown == [6, 7, 8, 9, 10, 11]
+        why = engine.why("shown", {"id": 7, "at": moment(7).replace(tzinfo=None), "upto": None, "n": 1})
+        assert "is made of 1 row of 'rows'" in str(why)
+        engine.compact(forget=True)
+    log = pa.concat_tables([to_table(first, [*COLUMNS]), to_table(second, [*COLUMNS])])
+    assert dd.verify(state, {"rows": log}).ok and dd.fsck(state).ok
+    with dd.Snapshot.open(state) as snapshot:
+        assert sorted(row["id"] for row in snapshot.read("shown").to_pylist()) == shown
+    with flow.open(state) as engine:
+        engine.evolve({"rows": {"note": pa.string()}})
+        gone = engine.step({}, time=moment(10))["shown"].to_pylist()
+        assert {(row["id"], row["_diff"]) for row in gone} == {(6, -1), (3, 1), (12, 1), (19, 1), (25, 1)}
+        assert engine.read("shown").schema.names == [*COLUMNS, "note", "_diff"]

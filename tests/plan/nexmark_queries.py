@@ -170,7 +170,9 @@ group by bidder, window(cast(p_time as timestamp), '10 seconds')
 
 IN_DUCKDB: dict[int, str] = {
     11: """
-with far as (select *, "at" - lag("at") over (partition by bidder order by "at") >= interval 10 seconds as far from bid),
+with far as (
+    select *, "at" - lag("at") over (partition by bidder order by "at") >= interval 10 seconds as far from bid
+  ),
   numbered as (select *, count(*) filter (far) over (partition by bidder order by "at") as number from far)
 select bidder, count(*) as bid_count, min("at") as start_time, max("at") + interval 10 seconds as end_time
 from numbered

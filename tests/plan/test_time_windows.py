@@ -212,7 +212,9 @@ def test_sessions_are_those_of_duckdb() -> None:
     expected = f"""{named.format("held")},
         far as (select *, "at" - lag("at") over {window} >= interval 5 minutes as far from named),
         numbered as (select *, count(*) filter (far) over {window} as session from far),
-        ended as (select *, max("at") over (partition by upper(name), session) + interval 5 minutes as stop from numbered)
+        ended as (
+          select *, max("at") over (partition by upper(name), session) + interval 5 minutes as stop from numbered
+        )
         select upper(name), min("at"), stop, stop - interval 1 microsecond, {shown}
         ended group by upper(name), session, stop having count(*) > 1"""
     users = pa.table({"v": range(5), "name": ["ann", "bob", "Ann", "Eve", None]})
