@@ -6,10 +6,12 @@ Times are microseconds from 0 to `ENDS`, so that the twin can compute each of th
 from __future__ import annotations
 
 import datetime as dt
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pyarrow as pa
 import pytest
 from chance import effort
@@ -88,7 +90,7 @@ def build(text: str, holds_back: bool) -> tuple[dd.Flow, Twin]:
     return flow, twin
 
 
-@effort(600)
+@effort(300)
 @given(text=st.sampled_from([*CONDITIONS]), small=st.booleans(), steps=STEPS)
 def test_steps_equal_the_twin(text: str, small: bool, steps: list[Any]) -> None:
     flow, twin = build(text, holds_back=False)
@@ -115,7 +117,7 @@ def test_steps_equal_the_twin(text: str, small: bool, steps: list[Any]) -> None:
         assert not engine.dataflow.graph.has_due_updates(2**62)
 
 
-@effort(600)
+@effort(300)
 @given(text=st.sampled_from([*CONDITIONS]), steps=STEPS, whole=st.booleans())
 def test_exact_bounds_in_hold_back_mode(text: str, steps: list[Any], whole: bool) -> None:
     flow, twin = build(text, holds_back=True)
@@ -167,6 +169,22 @@ def test_later_times_give_later_updates(text: str, steps: list[Any], by: int) ->
 def test_splits_into_steps_give_the_same_last_rows(text: str, steps: list[Any]) -> None:
     whole = [([row for rows, _ in steps for row in rows], sum(later for _, later in steps))]
     assert run_steps(text, steps)[1] == run_steps(text, whole)[1]
+
+
+@effort(100)
+@given(text=st.sampled_from([*CONDITIONS]), steps=STEPS)
+def test_reads_equal_duckdb(text: str, steps: list[Any]) -> None:
+    time, held = 0, dict[int, dict[str, Any]]()
+    with build(text, holds_back=False)[0].open() as engine, duckdb.connect() as witness:
+        for rows, later in steps:
+            time += later
+            held |= {row["id"]: row for row in rows}
+            engine.step({"rows": to_table(rows, [*COLUMNS])}, time=moment(time))
+            witness.register("rows", to_table([*held.values()], [*COLUMNS]))
+            asked = re.sub(r"\bat\b", '"at"', text)
+            asked = re.sub(r"now\(\)|current_timestamp", f"make_timestamp({time})", asked)
+            found = witness.sql(f"select * from rows where {asked}").to_arrow_table()
+            assert to_rows(engine.read("shown")) == to_rows(found.append_column("n", pa.repeat(1, found.num_rows)))
 
 
 def times_of(flow: dd.Flow, rows: Any, *times: Any) -> list[list[int]]:
