@@ -98,6 +98,21 @@ def test_epochs_of_a_state_are_steps_of_the_local_engine(
         same_state(state, flow, engine)
 
 
+@mid_on_spark
+def test_rows_have_the_times_of_their_epochs(spark: SparkSession, state: str) -> None:
+    flow, schema = dd.Flow(), {"id": pa.int64(), "city": pa.string()}
+    orders = flow.upserts("orders", schema, dd.Upsert(key="id", ingested="came"))
+    flow.output("orders", orders)
+    flow.output("by_time", orders.count(by=["came"]))
+    with flow.open() as engine:
+        for epoch, cities in enumerate(("Bern", "Chur", "Sion"), 1):
+            rows = pa.table({"id": range(20), "city": [cities] * 9 + ["Genf"] * 11}, schema=pa.schema(schema))
+            ran = spark_bridge.run(flow, {"orders": frame_of(spark, *halves(rows))}, 2, state=state)
+            same_epoch(ran, engine.step({"orders": rows}, time=epoch))
+        assert counted(engine.read("by_time")) == {(3, 9, 1): 1, (1, 11, 1): 1}
+        same_state(state, flow, engine)
+
+
 def test_an_epoch_is_read_from_its_files_and_computed_once(spark: SparkSession, state: str, tmp_path: Path) -> None:
     flow, rows, calls = city_flow(), orders_of(100), tmp_path / "calls"
     calls.mkdir()
