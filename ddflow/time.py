@@ -16,6 +16,7 @@ import re
 from contextlib import suppress
 from datetime import date, datetime
 from numbers import Integral
+from time import time_ns
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import pyarrow as pa
@@ -34,6 +35,7 @@ Time: TypeAlias = int | date | str
 INT64: Final = pa.int64()
 _DAY: Final = re.compile(r"\d{4}-\d\d-\d\d")
 _SECONDS: Final = {"": 1.0, "ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_NANOSECONDS: Final = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
 
 
 class BatchDescription(NamedTuple):
@@ -156,6 +158,15 @@ def time_to_value(time: int, kind: pa.DataType) -> Time:
     """
     value: Time = time if kind == INT64 else _build_time_scalar(time, kind).as_py()
     return value
+
+
+def read_clock(kind: pa.DataType) -> int:
+    """Return the present time in UTC, in the unit of ``kind``, a type of dates or timestamps.
+
+    >>> 20_000 < read_clock(pa.date32()) < read_clock(pa.timestamp("s")) < read_clock(pa.timestamp("us", "UTC"))
+    True
+    """
+    return time_ns() // (86_400 * 10**9 if pa.types.is_date(kind) else _NANOSECONDS[kind.unit])
 
 
 def parse_time(asked: str, text: str, kind: pa.DataType) -> int:

@@ -31,12 +31,15 @@ from ddflow.engine.run.sync import Synced
 from ddflow.errors import ErrorText, Option, SchemaMismatch, SpecError, WrongMode
 from ddflow.partitions.commit import DriverOptions, EpochDriver
 from ddflow.partitions.driver_epochs import sync_state
+from ddflow.partitions.epoch_start import convert_epoch_time
 from ddflow.partitions.receipt import EpochResult
 from ddflow.partitions.stages import Stages, cut_stages, warn_of_single_partitions
+from ddflow.partitions.step import TIME
 from ddflow.plan.collection import walk_inputs
 from ddflow.plan.inputs.spec import KeyedFrame
 from ddflow.plan.plan import Plan
 from ddflow.plan.text.explain import PlanExplanation
+from ddflow.time import Time, time_to_value
 from spark_bridge.job import (
     KEEP,
     ROWS,
@@ -79,7 +82,8 @@ class Ran(Mapping[str, DataFrame]):
         self._readers = {
             name: job.make_file_reader(done.epoch, name, shape.arrow) for name, shape in job.shapes.items()
         }
-        self.epoch, self.time, self.frontier, self.replayed = done.epoch, done.time, done.frontier, done.replayed
+        self.epoch, self.frontier, self.replayed = done.epoch, done.frontier, done.replayed
+        self.time = done.time if job.flow.clock is None else time_to_value(done.time, job.flow.clock)
         self.verdicts = Verdicts.of(done.counts, done.figures.get("pending", 0))
         self.rows, self.figures, self.sinks = done.rows, done.figures, job.sinks.delivered_epochs
 
@@ -109,7 +113,11 @@ class Ran(Mapping[str, DataFrame]):
 
 @overload
 def run(
-    flow: Flow, frames: Mapping[str, DataFrame] | DataFrame, partitions: int | None = None
+    flow: Flow,
+    frames: Mapping[str, DataFrame] | DataFrame,
+    partitions: int | None = None,
+    *,
+    time: Time | None = None,
 ) -> dict[str, DataFrame]: ...
 
 
@@ -120,6 +128,7 @@ def run(
     partitions: int | None = None,
     *,
     state: str,
+    time: Time | None = None,
     epoch: int | None = None,
     outputs: str | None = None,
     close: bool = False,
@@ -138,6 +147,7 @@ def run(
     partitions: int | None = None,
     *,
     state: str | None = None,
+    time: Time | None = None,
     epoch: int | None = None,
     outputs: str | None = None,
     close: bool = False,
@@ -161,7 +171,11 @@ def run(
         The number of partitions of each shuffle. By default ``spark.sql.shuffle.partitions``, but at most the cores of
         a local master. For a new state, by default the cores, at most that setting; later runs need the same number.
     state : str, optional
-        A folder that driver and executors see, or ``s3://bucket/prefix``. All further parameters require it.
+        A folder that driver and executors see, or ``s3://bucket/prefix``. All further parameters require it, except
+        ``time``.
+    time : date, datetime or str, optional
+        For a flow with a clock, the time of the epoch: the ``_time`` of its updates, after the time of the last epoch.
+        Such a flow requires it, unless a committed ``epoch`` is repeated.
     epoch : int, optional
         The number of the epoch. A committed epoch returns its result again.
     outputs : str, optional
@@ -183,7 +197,10 @@ def run(
     Raises
     ------
     SpecError, SchemaMismatch, NotArrow, WrongMode, MissingExtra
-        For a flow without outputs; a type that Spark lacks; a wrong input, column or number; no DataFrame; no pandas.
+        For a flow without outputs; a type that Spark lacks; a wrong input, column or number; no DataFrame; no pandas; a
+        missing time, or a time for a flow without a clock.
+    TimeWentBack
+        For a time that is not after the time of the last epoch.
     StateRefused, PlanChanged, EpochSkipped, ReplayMismatch, Fenced, NullKey
         With ``state``, the errors of `Flow.open` and `Engine.step`.
     SinkRefused, SinkAhead, SinkFailed
@@ -191,17 +208,17 @@ def run(
 
     Notes
     -----
-    Without a state, epoch mode makes one step at time 0, and hold-back mode ingests all events and closes all times.
-    For ``tie="last"`` or ``"first"``, rows arrive in the order of the DataFrame's partitions, and within a partition in
-    the order of its rows. Null keys and ties fail the job.
+    Without a state, epoch mode makes one step at time 0 or ``time``, and hold-back mode ingests all events and closes
+    all times. For ``tie="last"`` or ``"first"``, rows arrive in the order of the DataFrame's partitions, and within a
+    partition in the order of its rows. Null keys and ties fail the job.
     """
     frames = map_frames_to_inputs(flow, frames)
     if state is None:
         given = {"epoch": epoch, "outputs": outputs, "memory": memory, "close": close or None, "sinks": sinks}
-        return _run_lazily(flow, frames, partitions, given)
+        return _run_lazily(flow, frames, partitions, given, convert_epoch_time(flow, time, required=True))
     options = StateOptions(check_address(state, outputs), partitions, outputs, memory, trust, part_cache, keep=keep)
     options = options._replace(sinks=sinks, delivery=RunOptions(give_up_after=give_up_after))
-    return _run_epoch(flow, frames, options, epoch, close)
+    return _run_epoch(flow, frames, options, epoch, close, time)
 
 
 def stage(flow: Flow) -> SingleStageTask:
@@ -263,6 +280,9 @@ def _cut_single_stage(flow: Plan) -> Stages:
     """
     asked, run_it = "a flow as one stage", "use spark_bridge.run(flow, frames)"
     stages = cut_stages(flow)
+    if flow.clock is not None:
+        found = "it has a clock, but a stage by itself has no time"
+        raise SpecError(asked, found, ErrorText("use spark_bridge.run(flow, frames) with ", Option("time")))
     for what, names in (("inputs", [*flow.inputs]), ("outputs", [*flow.outputs, *flow.side_outputs()])):
         if len(names) != 1:
             raise SpecError(asked, f"it has {len(names)} {what}, {names}", f"keep one, or {run_it}")
@@ -295,11 +315,16 @@ class _OutputFrames(dict[str, DataFrame]):
 
 
 def _run_lazily(
-    flow: Plan, frames: Mapping[str, DataFrame], partitions: int | None, given: Mapping[str, Any]
+    flow: Plan,
+    frames: Mapping[str, DataFrame],
+    partitions: int | None,
+    given: Mapping[str, Any],
+    time: int | None,
 ) -> dict[str, DataFrame]:
     """Make a DataFrame for each output without a state. Outputs share the DataFrames of common stages.
 
-    ``given``: options that need a state. Raises `SpecError` if one of these options is not None.
+    ``given``: options that need a state. ``time``: the time of the step, if the flow has a clock. Raises `SpecError` if
+    one of the options is not None.
     """
     for name in (name for name, value in given.items() if value is not None):
         raise SpecError(
@@ -329,7 +354,7 @@ def _run_lazily(
             last = stage == stages.stages - 1
             key = (*key, stages.active[stage], *([name] if last else stages.list_exchanges(stage)))
             if key not in known:
-                task = StatelessStageTask(stages, stage, secret, wide, columns, name if last else None)
+                task = StatelessStageTask(stages, stage, secret, wide, columns, name if last else None, time or TIME)
                 known[key] = map_arrow(frame.repartitionById(wide, "to"), task, shape.spark if last else ROWS)
             frame = known[key]
         out[name] = frame
@@ -359,7 +384,12 @@ def _choose_partitions(given: int | None, frame: DataFrame) -> int:
 
 
 def _run_epoch(
-    flow: Flow, frames: Mapping[str, DataFrame], options: StateOptions, epoch: int | None, close: bool
+    flow: Flow,
+    frames: Mapping[str, DataFrame],
+    options: StateOptions,
+    epoch: int | None,
+    close: bool,
+    time: Time | None,
 ) -> Ran:
     """Run and commit one epoch. In hold-back mode, ``close`` closes all times after the epoch.
 
@@ -374,9 +404,11 @@ def _run_epoch(
     columns = {name: check_columns(flow, name, frame, streaming=False) for name, frame in frames.items()}
     session = find_session(frames)
     with closing(Job(flow, columns, options, session)) as job:
+        at = convert_epoch_time(job.flow, time, required=epoch is None)
         job.sinks.deliver_waiting_epochs()  # before the epoch: a sink may refuse
         job.sinks.reduce_backlog()
-        committed = job.commit_epoch(session, job.route_frames(frames) if frames else None, close=close, epoch=epoch)
+        packed = job.route_frames(frames) if frames else None
+        committed = job.commit_epoch(session, packed, time=at, close=close, epoch=epoch)
         try:
             job.drain_sinks()
         finally:
@@ -408,6 +440,7 @@ def sql(
     partitions: int | None = None,
     *,
     state: str | None = None,
+    time: Time | None = None,
     epoch: int | None = None,
     outputs: str | None = None,
     close: bool = False,
@@ -431,7 +464,7 @@ def sql(
     frames : mapping of str to KeyedFrame or DataFrame
         The tables of the query: ``dd.keyed(df, dd.Upsert(key=...))`` for upserts, a bare DataFrame for appended rows.
         Pass all tables each time; pass an empty DataFrame for a table without new rows.
-    partitions, state, epoch, outputs, close, memory, trust, part_cache, keep, sinks, give_up_after
+    partitions, state, time, epoch, outputs, close, memory, trust, part_cache, keep, sinks, give_up_after
         See `run`. In a state the output is called "out".
 
     Returns
@@ -459,8 +492,15 @@ def sql(
         spark_bridge.sql(query, tables, state="by_city.state").show()
     """
     flow, given = plan_query(query, frames)
-    options: dict[str, Any] = {"state": state, "epoch": epoch, "outputs": outputs, "close": close, "memory": memory}
-    options |= {"trust": trust, "part_cache": part_cache, "keep": keep, "sinks": sinks, "give_up_after": give_up_after}
+    options: dict[str, Any] = {"state": state, "time": time, "epoch": epoch, "outputs": outputs, "close": close}
+    options |= {
+        "memory": memory,
+        "trust": trust,
+        "part_cache": part_cache,
+        "keep": keep,
+        "sinks": sinks,
+        "give_up_after": give_up_after,
+    }
     out: DataFrame = run(flow, given, partitions, **options)[OUT]
     return out
 

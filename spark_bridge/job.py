@@ -150,6 +150,10 @@ class Job:
                 checkpoint=options.checkpoint,
             ),
         )
+        if (
+            self.flow.time_type != self.coordinator.flow.time_type
+        ):  # the state has a clock that the flow does not declare
+            self.shapes = build_output_schemas(self.coordinator.flow)
         self.flow = self.coordinator.flow
         self.store = self.coordinator.log.manifest_log.store.where
 
@@ -212,21 +216,29 @@ class Job:
         return union_chunks(route_rows(frames[each.input], each, version) for each in routers)
 
     def commit_epoch(
-        self, session: Any, packed: DataFrame | None, *, close: bool = False, feed: Any = None, epoch: int | None = None
+        self,
+        session: Any,
+        packed: DataFrame | None,
+        *,
+        time: int | None = None,
+        close: bool = False,
+        feed: Any = None,
+        epoch: int | None = None,
     ) -> EpochResult:
         """Commit an epoch that has the rows of these chunks, or no rows.
 
-        If the epoch is already committed, compare its rows.
+        If the epoch is already committed, compare its rows. ``time``: the time of the epoch, if the flow has a clock.
 
         Raises the errors of the tasks and of the driver.
         """
         before = self.coordinator.committed(epoch=epoch, feed=feed, adopt=self.options.adopt)
         if before is not None:
-            return self.replay_epoch(session, packed, before)
+            return self.replay_epoch(session, packed, before, None if feed else time)
         began = perf_counter_ns()
+        self.coordinator.choose_time(time)  # a wrong time is refused before the backfill
         if self.coordinator.growing is not None:
             self._backfill_plan_additions(session)
-        start = self.coordinator.begin(epoch=epoch, feed=feed, close=close, adopt=self.options.adopt)
+        start = self.coordinator.begin(time=time, epoch=epoch, feed=feed, close=close, adopt=self.options.adopt)
         ready = perf_counter_ns()
         stages = "stage 0" if self.coordinator.cut.stages == 1 else f"stages 0 to {self.coordinator.cut.stages - 1}"
         batch = "" if feed is None else f"batch {feed.batch}, "
@@ -246,10 +258,12 @@ class Job:
         with self.job_context(session, f"backfill of new outputs, before epoch {start.epoch}"):
             self.coordinator.finish_backfill(start, self._run_stages(session, None, start))
 
-    def replay_epoch(self, session: Any, packed: DataFrame | None, epoch: Epoch) -> EpochResult:
+    def replay_epoch(
+        self, session: Any, packed: DataFrame | None, epoch: Epoch, time: int | None = None
+    ) -> EpochResult:
         """Return the result of an epoch that is already committed, if its rows are the same as the given rows.
 
-        Raises `ReplayMismatch` if its rows differ.
+        Raises `ReplayMismatch` if its rows differ, or if it has another time than ``time``.
         """
         chunks: list[Any] = []
         past = self.coordinator.log.find_past_schemas(epoch.epoch)
@@ -264,7 +278,7 @@ class Job:
             name = names[what]
             rows[name] = rows.get(name, 0) + count
             digests[name] = add_digests(digests.get(name, bytes(16)), bytes(digest))
-        return self.coordinator.replayed(epoch, rows, {name: digest.hex() for name, digest in digests.items()})
+        return self.coordinator.replayed(epoch, rows, {name: digest.hex() for name, digest in digests.items()}, time)
 
     def _build_past_schema_digests(self, past: PastSchemas) -> PastSchemaDigests:
         """Make a function that computes digests of chunks.

@@ -20,7 +20,7 @@ from time import sleep
 from typing import Any, Final, Literal
 
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, functions as F
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from ddflow.columns.names import did_you_mean
@@ -36,7 +36,7 @@ from ddflow.storage.manifest import Feed
 from ddflow.time import CLOSED
 from spark_bridge.epochs import Ran, find_session
 from spark_bridge.errors import attach_error_notes, fail_query, translate_errors
-from spark_bridge.job import KEEP, Job, StateOptions, check_address, check_columns
+from spark_bridge.job import KEEP, ROWS, Job, StateOptions, check_address, check_columns
 from spark_bridge.monitoring import ACCOUNTS, EpochStats, QueryHistory, QueryStats, report_epoch
 from spark_bridge.session import get_spark_context, set_batch_sizes
 from spark_bridge.types import map_frames_to_inputs
@@ -99,8 +99,9 @@ class BatchFeeder:
         if self.failure is not None:
             raise self.failure
         job = self.open_job(session)
+        time = job.coordinator.stamp_batch()
         job.sinks.reduce_backlog()
-        committed = job.commit_epoch(session, packed, feed=feed)
+        committed = job.commit_epoch(session, packed, time=time, feed=feed)
         ACCOUNTS.add_query(feed.query, self.account)
         self._report_commit(job, session, committed, feed.batch)
 
@@ -241,6 +242,7 @@ def stream(
     outputs: str | Then | None = None,
     checkpoint: str | None = None,
     trigger: Mapping[str, Any] | None = None,
+    heartbeat: bool = False,
     close: bool = False,
     adopt: bool = False,
     memory: str | int | None = None,
@@ -269,6 +271,9 @@ def stream(
         Spark's checkpoint folder. By default the state's folder plus ``.checkpoint``.
     trigger : mapping, optional
         The arguments of ``writeStream.trigger``.
+    heartbeat : bool
+        For a flow with a clock, commit an epoch at each trigger, also without rows. A checkpoint keeps the value of the
+        first start.
     close : bool
         In hold-back mode, close all times at the end of the input. This requires a trigger that ends.
     adopt : bool
@@ -301,7 +306,7 @@ def stream(
     folder, then = (None, outputs) if callable(outputs) else (outputs, None)
     options = StateOptions(place, partitions, folder, memory, trust, part_cache, adopt, name, keep, checkpoint, metrics)
     options = options._replace(sinks=sinks, delivery=RunOptions(sink_backlog=sink_backlog, give_up_after=give_up_after))
-    return Stream(BatchFeeder(flow, columns, options, then), frames, trigger, close)
+    return Stream(BatchFeeder(flow, columns, options, then), frames, trigger, close, heartbeat)
 
 
 def _check_streams(flow: Flow, frames: Mapping[str, DataFrame]) -> dict[str, tuple[str, ...]]:
@@ -345,9 +350,14 @@ class Stream:
     """A query that is not started yet. `stream` returns it."""
 
     def __init__(
-        self, feeder: BatchFeeder, frames: Mapping[str, DataFrame], trigger: Mapping[str, Any] | None, close: bool
+        self,
+        feeder: BatchFeeder,
+        frames: Mapping[str, DataFrame],
+        trigger: Mapping[str, Any] | None,
+        close: bool,
+        heartbeat: bool = False,
     ) -> None:
-        self.feeder, self.frames, self.trigger, self.close = feeder, frames, trigger, close
+        self.feeder, self.frames, self.trigger, self.close, self.heartbeat = feeder, frames, trigger, close, heartbeat
 
     def __repr__(self) -> str:
         return f"Stream({self.feeder}; not started: call .start())"
@@ -372,9 +382,15 @@ class Stream:
         feeder.options = self.feeder.options  # with metrics=, which a copy drops
         with undo_on_failure(feeder.close_job):
             job, elsewhere = feeder.open_job(session), get_spark_context(session) is None
+            if job.coordinator.stamp_batch() is None and self.heartbeat:
+                found = "the flow has no clock, so nothing changes without rows"
+                raise SpecError("stream with heartbeat=True", found, "omit heartbeat=")
             if not elsewhere:
                 feeder.write_to_sinks(session)  # before the first batch: a sink may refuse
-            writer = job.route_frames(self.frames).writeStream.foreachBatch(feeder)
+            packed = job.route_frames(self.frames)
+            if self.heartbeat:
+                packed = packed.union(make_heartbeat(session))
+            writer = packed.writeStream.foreachBatch(feeder)
             writer = writer.option("checkpointLocation", feeder.options.checkpoint)
             if self.trigger:
                 writer = writer.trigger(**self.trigger)
@@ -386,6 +402,14 @@ class Stream:
                 started = writer.start()
         feeder.fail = None if elsewhere else partial(fail_query, session, started)
         return Query(started, feeder, session, self.close)
+
+
+def make_heartbeat(session: Any) -> DataFrame:
+    """Make a stream of chunks that has no rows, but a new offset every second, so that each trigger makes a batch."""
+    ticks = session.readStream.format("rate").option("rowsPerSecond", 1).load()
+    nothing = [F.lit(None).cast(field.dataType).alias(field.name) for field in ROWS.fields]
+    out: DataFrame = ticks.where("false").select(*nothing)
+    return out
 
 
 class Epochs:

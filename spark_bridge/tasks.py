@@ -40,7 +40,7 @@ from ddflow.partitions.epoch_start import EpochStart, StateVersion
 from ddflow.partitions.partitioner import Partitioner, PastSchemaDigests
 from ddflow.partitions.receipt import Receipt
 from ddflow.partitions.stages import Stages
-from ddflow.partitions.step import StagePartition, compute_stage, make_idle_receipt
+from ddflow.partitions.step import TIME, StagePartition, compute_stage, make_idle_receipt
 from ddflow.storage.closing import undo_on_failure
 from ddflow.storage.files.batch_store import BatchStore
 from ddflow.storage.inventory_text import is_state_file
@@ -200,8 +200,8 @@ class StatelessStageTask(Task):
     The task turns chunks into updates, or into sums for later stages.
 
     ``output``: the output of the last stage, whose updates get Spark's types; None for earlier stages. ``columns``: see
-    `EpochStageTask`. O(rows and updates). Raises the same errors as `compute_stage`. Raises `SchemaMismatch` for values
-    that Spark's types cannot hold.
+    `EpochStageTask`. ``time``: the time of the step in epoch mode. O(rows and updates). Raises the same errors as
+    `compute_stage`. Raises `SchemaMismatch` for values that Spark's types cannot hold.
     """
 
     cut: Stages
@@ -210,6 +210,7 @@ class StatelessStageTask(Task):
     partitions: int
     columns: Mapping[str, tuple[str, ...]]
     output: str | None
+    time: int = TIME
 
     def run(self, batches: Batches) -> Iterator[pa.RecordBatch]:
         """Run the stage in the partition."""
@@ -227,7 +228,7 @@ class StatelessStageTask(Task):
             yield from shuffle.later_stage_chunks
         if not rows and not sums:
             return
-        done = compute_stage(self.cut, self.stage, self.secret, rows, sums)
+        done = compute_stage(self.cut, self.stage, self.secret, rows, sums, self.time)
         if self.output is None:
             yield from pack_exchange_sums(done.sent, self.cut, self.partitions, self.secret)
         else:

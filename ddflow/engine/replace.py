@@ -96,7 +96,7 @@ def choose_step_time(calls: EngineCalls, what: str, time: Time | None, epoch: in
     has_clock = calls.dataflow.flow.clock is not None
     if given is not None and last == NEVER and given != kind and not has_clock:
         _set_time_type(calls, given)
-    elif given is not None and not _is_same_time_type(given, kind):
+    elif given is not None and not is_same_time_type(given, kind):
         shown = format_time(0 if last == NEVER else last, kind)
         told = f"the times of earlier steps are {kind}, the last {shown}"
         found = f"that time has type {given}, but " + (f"the clock of the flow is {kind}" if has_clock else told)
@@ -122,7 +122,7 @@ def check_time_is_numeric(calls: EngineCalls, asked: str, remedy: str = GIVE) ->
     raise SchemaMismatch(asked, found, remedy.format(what=what, later=later))
 
 
-def _is_same_time_type(one: pa.DataType, other: pa.DataType) -> bool:
+def is_same_time_type(one: pa.DataType, other: pa.DataType) -> bool:
     """Return whether two types of time count as the same type.
 
     Timestamps of different time zones count as the same type.

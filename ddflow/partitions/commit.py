@@ -22,6 +22,7 @@ from shlex import quote
 from time import perf_counter_ns
 from typing import Final, Literal, Self
 
+import pyarrow as pa
 from msgspec.structs import replace
 
 from ddflow.columns.hashing import Secret
@@ -37,11 +38,17 @@ from ddflow.errors import (
     PlanChanged,
     ReplayMismatch,
     SpecError,
-    StateRefused,
     TimeWentBack,
     WrongMode,
 )
-from ddflow.partitions.epoch_start import Backfill, EpochStart, StateVersion, compute_usable_memory, find_store_address
+from ddflow.partitions.epoch_start import (
+    Backfill,
+    EpochStart,
+    StateVersion,
+    compute_usable_memory,
+    find_store_address,
+    missing_time_error,
+)
 from ddflow.partitions.messages import MessageSummary, load_known_messages
 from ddflow.partitions.receipt import (
     OWED,
@@ -61,7 +68,6 @@ from ddflow.partitions.receipt import (
 from ddflow.partitions.rewrite import BackfillPlan
 from ddflow.partitions.stages import cut_stages, find_repartitioned_nodes
 from ddflow.plan.plan import Plan
-from ddflow.plan.text.codec import read_step_time_type
 from ddflow.storage.closing import undo_on_failure
 from ddflow.storage.epochs import QUERY, Epoch, Feed, Kind
 from ddflow.storage.feeding import EVENTS, record_feed_call
@@ -69,7 +75,7 @@ from ddflow.storage.manifest import PARTITIONS, Epoch as CommittedEpoch, EpochCa
 from ddflow.storage.manifest_log import GRACE
 from ddflow.storage.protocol import Store
 from ddflow.terminal import format_size
-from ddflow.time import CLOSED, INT64, NEVER, format_time
+from ddflow.time import CLOSED, NEVER, format_time, read_clock
 
 
 @dataclass(frozen=True)
@@ -131,17 +137,10 @@ class DriverOptions:
     def check_manifest(self, manifest: Manifest, where: str) -> None:
         """Check that these options fit the manifest of a state.
 
-        Raises `SpecError` if the state has another number of partitions, and `StateRefused` if the times of its steps
-        are not integers.
+        Raises `SpecError` if the state has another number of partitions.
         """
         if not manifest.inventories:  # a state without inventories has no rows yet
             return
-        if (kind := read_step_time_type(manifest.plan, where)) != INT64:
-            raise StateRefused(
-                f"open {where} on Spark",
-                f"the times of its steps are {kind}, but the times of Spark's epochs are whole numbers",
-                "continue it in one process; spark_bridge.read can read it",
-            )
         if self.partitions not in (None, manifest.partitions):
             found = f"it has {manifest.partitions} partitions, and opening a state does not rewrite it"
             other = f"ddflow rescale {quote(where)} --partitions {self.partitions}, or on Spark spark_bridge.rescale"
@@ -400,13 +399,26 @@ class EpochDriver:
             return find_batch_epoch(where, manifest.feed, feed, manifest.receipts, adopt, self.options.checkpoint)
         return None if epoch is None else self.log.find_committed_epoch(epoch, f"epoch {epoch} of {where}")
 
-    def replayed(self, epoch: CommittedEpoch, rows: Mapping[str, int], digests: Mapping[str, str]) -> EpochResult:
+    def replayed(
+        self,
+        epoch: CommittedEpoch,
+        rows: Mapping[str, int],
+        digests: Mapping[str, str],
+        time: int | None = None,
+    ) -> EpochResult:
         """Check that the caller passes the same rows as before, and return the result of a committed epoch again.
 
-        O(inputs). ``rows``, ``digests``: the counts and digests of all rows, by input. Raises `ReplayMismatch` if the
-        rows differ, and `FeedChanged` if a query without an id restarted its batch numbers.
+        O(inputs). ``rows``, ``digests``: the counts and digests of all rows, by input. ``time``: the time of the epoch,
+        if the caller passes one. Raises `ReplayMismatch` if the rows or the time differ, and `FeedChanged` if a query
+        without an id restarted its batch numbers.
         """
         call = epoch.calls[0]
+        if time not in (None, call.time):
+            raise ReplayMismatch(
+                f"replay epoch {epoch.epoch} of {self.log.manifest_log.store.where}",
+                f"it was committed at {self._format_time(call.time)}, but the time is now {self._format_time(time)}",
+                "pass the same time again, or no time",
+            )
         found = digest_call(call.kind, call.time, rows, digests)
         if len(epoch.calls) > 1 or found != call.digest:
             now, asked = self.manifest.feed, self._asked
@@ -427,21 +439,27 @@ class EpochDriver:
         )
 
     def begin(
-        self, *, epoch: int | None = None, feed: FeedRecord | None = None, close: bool = False, adopt: bool = False
+        self,
+        *,
+        time: int | None = None,
+        epoch: int | None = None,
+        feed: FeedRecord | None = None,
+        close: bool = False,
+        adopt: bool = False,
     ) -> EpochStart:
         """Begin the next epoch, and return the `EpochStart` that its tasks need.
 
         An unfinished earlier epoch is abandoned. O(partitions).
 
-        ``epoch``, ``feed``, ``adopt``: as in `committed`. ``close``: close all times, in hold-back mode.
+        ``time``: the time of the epoch if the flow has a clock, in its unit. ``epoch``, ``feed``, ``adopt``: as in
+        `committed`. ``close``: close all times, in hold-back mode.
 
         Raises the errors of `committed`, `EpochSkipped` for a committed epoch, `Fenced`, `WrongMode` for ``close`` in
-        epoch mode, and `TimeWentBack` if no later time exists.
+        epoch mode, and the errors of `choose_time`.
         """
-        manifest, where = self.manifest, self.log.manifest_log.store.where
         if (found := self.committed(epoch=epoch, feed=feed, adopt=adopt)) is not None:
             raise EpochSkipped(
-                f"begin epoch {found.epoch} of {where}",
+                f"begin epoch {found.epoch} of {self.log.manifest_log.store.where}",
                 "it is committed",
                 "get it with committed(), and return its result with replayed()",
             )
@@ -449,15 +467,45 @@ class EpochDriver:
             raise WrongMode("close=True", "the flow is in epoch mode: its inputs name no time column", "omit it")
         assert self.growing is None, "the new parts of the plan are not filled"
         self.log.manifest_log.check_still_newest()
-        number, time = self.epoch + 1, max(self.epoch, manifest.last) + 1
-        if time >= CLOSED and not self.flow.holds_back:
-            raise TimeWentBack(
-                f"begin epoch {number} of {where}",
-                f"its last time is {format_time(manifest.last)}",
-                "no later time exists: create a new state",
-            )
+        time = self.choose_time(time)
         self._feed, self._start = feed, self._build_epoch_start(time, CLOSED if close else self._find_frontier())
         return self._start
+
+    def choose_time(self, time: int | None) -> int:
+        """Return the time of the next epoch: ``time`` if the flow has a clock, else the next number. O(1).
+
+        Raises `SpecError` if a flow with a clock gets no time, and `TimeWentBack` if the time is not after the last
+        time.
+        """
+        last, clock = self.manifest.last, self.flow.clock
+        if clock is None:
+            time = max(self.epoch, last) + 1
+        elif time is None:
+            raise missing_time_error(clock)
+        if not last < time < CLOSED and not self.flow.holds_back:
+            raise TimeWentBack(
+                f"begin epoch {self.epoch + 1} of {self.log.manifest_log.store.where}",
+                f"its last time is {self._format_time(last)}",
+                "no later time exists: create a new state" if clock is None else "pass a later time",
+            )
+        return time
+
+    def stamp_batch(self) -> int | None:
+        """Return the time of a batch that starts now, or None if the flow has no clock. O(1).
+
+        The time is the time of this machine, but at least the last time plus one. Raises `SpecError` for a clock of
+        dates.
+        """
+        clock = self.flow.clock
+        if clock is None:
+            return None
+        if pa.types.is_date(clock):
+            found = "its clock has dates, so it can have one batch a day"
+            raise SpecError("stream into a flow", found, 'use dd.Flow(clock="timestamp"), or spark_bridge.run')
+        return max(read_clock(clock), self.manifest.last + 1)
+
+    def _format_time(self, time: int) -> str:
+        return format_time(time, self.flow.time_type)
 
     def _build_epoch_start(self, time: int, to: int, backfill: Backfill | None = None) -> EpochStart:
         """Build the `EpochStart` of the next epoch."""

@@ -34,7 +34,7 @@ from ddflow.partitions.commit import EpochDriver
 from ddflow.partitions.epoch_start import StateVersion, find_store_address, snapshot_expired_error
 from ddflow.partitions.receipt import OWED
 from ddflow.partitions.stages import StageGraph, compute_placements, cut_stages
-from ddflow.plan.collection import walk_inputs
+from ddflow.plan.collection import Collection, walk_inputs
 from ddflow.plan.compatibility import resolve_plan
 from ddflow.plan.plan import Plan
 from ddflow.plan.text.codec import compute_node_ids
@@ -75,13 +75,18 @@ def find_partitioning(flow: Plan, name: str) -> Partitioning | None:
     except SpecError:  # it has no outputs
         return None
     node = flow.outputs.get(name) or flow.inputs[name]
-    read = walk_inputs([node], lambda each: () if each.keeps else each.inputs)
-    if any(places[each].roots == (each,) for each in read if not each.keeps):
+    read = walk_inputs([node], lambda each: () if _has_rows(each) else each.inputs)
+    if any(places[each].roots == (each,) for each in read if not _has_rows(each)):
         return None  # a collection without state: its rows are in the partitions of its inputs
     roots, by = places[node]
     at = {root: n for n, root in enumerate(flow.nodes) if root in roots}
     on = {stage for stage, active in enumerate(stages.active) for n in at.values() if n in active}
     return Partitioning(on.pop(), by) if len(on) == 1 and (node.consolidated or by is not None) else None
+
+
+def _has_rows(node: Collection) -> bool:
+    """Return whether the state of an input or operator has the rows of its output."""
+    return node.keeps and not node.reads_clock
 
 
 def find_partitions_of_values(

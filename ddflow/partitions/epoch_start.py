@@ -14,8 +14,11 @@ import os
 from collections.abc import Mapping
 from typing import NamedTuple, Self
 
+import pyarrow as pa
+
 from ddflow.engine.checkpoint import Inventory
-from ddflow.errors import CorruptState, ErrorText, Option, SnapshotExpired, StateRefused
+from ddflow.engine.replace import is_same_time_type
+from ddflow.errors import CorruptState, ErrorText, Option, SchemaMismatch, SnapshotExpired, SpecError, StateRefused
 from ddflow.partitions.stages import Stages
 from ddflow.plan.plan import Plan
 from ddflow.storage.closing import undo_on_failure
@@ -24,7 +27,7 @@ from ddflow.storage.manifest_log import hash_manifest
 from ddflow.storage.memory import MemoryStore
 from ddflow.storage.opening import open_store
 from ddflow.storage.protocol import Blob, Store
-from ddflow.time import CLOSED
+from ddflow.time import CLOSED, Time, find_time_type, format_time, format_time_argument, time_to_int64
 
 REMEDY = "mount the same folder on the driver and on all executors, or keep the state in s3://bucket/prefix"
 
@@ -131,6 +134,40 @@ def compute_usable_memory(memory: int) -> int:
     return memory - 3 * (memory // 8)
 
 
+def convert_epoch_time(flow: Plan, time: Time | None, required: bool = False) -> int | None:
+    """Convert the time of an epoch to an int64, in the unit of the flow's clock. Return None if there is no time.
+
+    O(inputs). Raises `SpecError` for a time if the flow has no clock. Raises `SpecError` for a flow with a clock if a
+    time is ``required`` and missing. Raises `SchemaMismatch` for a time of another type.
+
+    >>> convert_epoch_time(Plan(clock="date"), "2026-11-29"), convert_epoch_time(Plan(), None, required=True)
+    (20786, None)
+    """
+    clock = flow.clock
+    if time is None:
+        if required and clock is not None:
+            raise missing_time_error(clock)
+        return None
+    asked = f"run with time={format_time_argument(time)}"
+    if clock is None:
+        if flow.holds_back:
+            raise SpecError(asked, "the times of the flow are those of its events", "omit time=")
+        found = "the flow has no clock, so its epochs have numbers"
+        raise SpecError(asked, found, 'omit time=, or declare dd.Flow(clock="timestamp")')
+    if (kind := find_time_type(time)) is not None and not is_same_time_type(kind, clock):
+        found = f"that time has type {kind}, but the clock of the flow is {clock}"
+        raise SchemaMismatch(asked, found, f"pass a time like {format_time(0, clock)}")
+    return time_to_int64(asked, time, CLOSED - 1, clock)
+
+
+def missing_time_error(clock: pa.DataType) -> SpecError:
+    """Build the error for an epoch of a flow with a clock that gets no time."""
+    found = f"its clock is {clock}, and its epochs do not read the clock of a machine"
+    return SpecError(
+        "run a flow without a time", found, ErrorText("pass ", Option("time"), f", such as {format_time(0, clock)}")
+    )
+
+
 class Backfill(NamedTuple):
     """The new parts of a plan, which tasks fill from the state.
 
@@ -150,7 +187,8 @@ class EpochStart(NamedTuple):
     - ``partitions``: the number of partitions.
     - ``epoch``: the number of this epoch.
     - ``frontier``, ``last``, ``since``: the times of the state before the epoch.
-    - ``time``: in epoch mode, the time of the epoch's updates.
+    - ``time``: in epoch mode, the time of the epoch's updates: the next number, or a time in the unit of the flow's
+      clock.
     - ``to``: in hold-back mode, the frontier after the epoch's rows.
     - ``horizons``: the greatest order in all partitions at the last commit, by input whose keys expire.
     - ``inventories``: the inventories by stage and partition; empty for a state without a commit.

@@ -94,9 +94,10 @@ class EvolutionResult(NamedTuple):
     freed: int = 0
 
 
-def cut_plan_for_partitions(plan: Plan, partitions: int) -> Stages:
-    """Cut a plan into stages for a number of partitions. A single partition needs only one stage."""
-    return build_single_stage(plan) if partitions == 1 else cut_stages(plan)
+def cut_plan_for_state(plan: Plan, manifest: Manifest) -> Stages:
+    """Cut a plan into stages for a state. The state of a local engine needs only one stage."""
+    local = manifest.partitions == 1 and len(manifest.inventories) < 2
+    return build_single_stage(plan) if local else cut_stages(plan)
 
 
 class ColumnEvolution:
@@ -136,7 +137,7 @@ class ColumnEvolution:
             )
         if self.types is not None:
             refuse_misspelled_columns(plan, self.change.columns, f"evolve {where}")
-        stages = cut_plan_for_partitions(plan, manifest.partitions)
+        stages = cut_plan_for_state(plan, manifest)
         return RewriteTarget(
             stages, manifest.partitions, "evolution", cast=self.change.before, revise=self._revise_manifest
         )
@@ -219,7 +220,7 @@ dd.Upsert(key="id")))
         self.flow, moves = drop_from_plan(plan, self.inputs, self.outputs)
         many, note = manifest.partitions, f"dropped {', '.join(sorted({*self.outputs, *self.inputs}))}"
         return RewriteTarget(
-            cut_plan_for_partitions(self.flow, many),
+            cut_plan_for_state(self.flow, manifest),
             many,
             note,
             None,

@@ -292,9 +292,9 @@ class StagePartition:
 def make_idle_receipt(cut: Stages, start: EpochStart, stage: int, number: int) -> Receipt | None:
     """Build the receipt of a partition that received no rows.
 
-    Return None if the partition must be opened to build the receipt. O(1). A partition of a later stage that receives
-    no rows does not change. In epoch mode, a partition of stage 0 that receives no rows does not change either, unless
-    keys expire.
+    Return None if the partition must be opened to build the receipt. O(nodes). A partition of a later stage that
+    receives no rows does not change. In epoch mode, a partition of stage 0 that receives no rows does not change either,
+    unless keys expire. In all stages, a partition can change if rows wait for their time.
     """
     expires = any(input.spec.expiry is not None for input in cut.flow.inputs.values())
     timed = any(node.reads_clock for node in cut.find_stateful_nodes(stage))
@@ -392,7 +392,7 @@ class BackfillComputation(StageComputation):
         for node in self.nodes:
             if node in self.new:
                 self._backfill_operator(node)
-            if node in inputs or node in self.graph.keeping:
+            if node in inputs or (node in self.graph.keeping and self.graph.opened[node].is_read_from_state):
                 self._propagate_rows(node)
             elif node in self.exchange:
                 running = self.graph.running[node]
@@ -465,7 +465,7 @@ def _find_computed_nodes(graph: Graph, backfill: Backfill) -> Iterable[Collectio
 
 
 TIME: Final = 0
-"""The time that `compute_stage` gives to all updates in epoch mode, because it runs only one step."""
+"""The time that `compute_stage` gives to all updates of a flow without a clock, because it runs only one step."""
 
 
 class StageResult(NamedTuple):
@@ -480,13 +480,13 @@ class StageResult(NamedTuple):
 
 
 def compute_stage(
-    cut: Stages, stage: int, secret: Secret, rows: dict[str, Any], sums: Mapping[int, pa.Table]
+    cut: Stages, stage: int, secret: Secret, rows: dict[str, Any], sums: Mapping[int, pa.Table], time: int = TIME
 ) -> StageResult:
     """Compute one stage of one partition without a state. O(rows and updates) expected.
 
     ``rows``: on stage 0, the rows by input, in the order of arrival. The function removes each input from the dict when
     it reads the rows, so no input is in memory twice. ``sums``: the rows received from earlier stages, by number of the
-    exchange. Raises the errors of an engine's step.
+    exchange. ``time``: in epoch mode, the time of the step. Raises the errors of an engine's step.
 
     >>> import ddflow as dd
     >>> from ddflow.partitions.stages import cut_stages
@@ -500,17 +500,19 @@ def compute_stage(
     """
     flow, graph = cut.flow, StageGraph(cut, stage, secret)
     sides = SideOutputs(flow.side_outputs(), flow.time_type)
-    time, released = None if flow.holds_back else TIME, {}
+    at, released = None if flow.holds_back else time, {}
     bad = {name: table for name, table in sides.build_tables().items() if has_bad_messages(name)}
     for name in list(rows):
         admission = InputValidator(flow.inputs[name].bound)
-        events, refused = admission.validate_rows(admission.decode_without_truncates(rows.pop(name)), NEVER, time)
+        events, refused = admission.validate_rows(admission.decode_without_truncates(rows.pop(name)), NEVER, at)
         released[name] = ReleasedEvents.from_parts(events)
         if refused is not None and f"{name}.bad" in bad:
             bad[f"{name}.bad"] = build_bad_message_table(
-                [refused.events.rows.column(BAD).drop_null()], TIME, flow.time_type
+                [refused.events.rows.column(BAD).drop_null()], time, flow.time_type
             )
     graph.came = {n: build_sum_updates(table, cut.exchanges[n].schema) for n, table in sums.items()}
-    stepped = StageComputation(graph, released, CLOSED - 1, UpdateBuffer(None, 0), sides.add).run()
+    computation = StageComputation(graph, released, CLOSED - 1, UpdateBuffer(None, 0), sides.add)
+    computation.until = CLOSED - 1 if at is None else at
+    stepped = computation.run()
     sent = {number: table for number, table in graph.sent.items() if table.num_rows}
     return StageResult({**stepped.outputs, **sides.build_tables(), **bad}, sent)

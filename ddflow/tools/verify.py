@@ -193,7 +193,7 @@ def _recompute_state(snapshot: Snapshot, node: Collection) -> RunningOperator:
         OperatorContext(graph.secret, graph.plan.time_type, frozenset(node.schema.names))
     )
     for number, piece in enumerate(read_collection_ranges(graph, node.inputs[0])):
-        time = snapshot.last if node.reads_clock else number
+        time = snapshot.frontier - 1 if node.reads_clock else number
         if piece.diffs.size:
             _, change = fresh.compute([piece._replace(times=ints(time))], time)
             fresh.apply([change], time + 1, time)

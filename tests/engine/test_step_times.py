@@ -159,8 +159,11 @@ def test_a_state_keeps_the_type(state: Path) -> None:
     assert dd.verify(state, {"people": log}).ok
     rescale(state, 3)
     assert dd.read(state, "by_city", as_of="2026-11-28")["city"].to_pylist() == ["Bern"]
-    with raises(errors.StateRefused):
-        EpochDriver.open(flow_of(more=str), state)
+    driver = EpochDriver.open(flow_of(more=str), state)
+    with raises(errors.SpecError):
+        driver.begin()
+    assert driver.begin(time=20788).epoch == driver.epoch + 1
+    driver.close()
 
 
 def test_no_days_are_made_up_for_the_steps_of_a_log(state: Path, tmp_path: Path) -> None:

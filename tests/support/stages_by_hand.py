@@ -22,10 +22,12 @@ from spark_bridge.types import build_output_schemas, to_spark_types
 SECRET = Secret(5, 6)
 
 
-def by_hand(flow: dd.Flow, given: Mapping[str, Sequence[pa.Table]], partitions: int) -> dict[str, pa.Table]:
+def by_hand(
+    flow: dd.Flow, given: Mapping[str, Sequence[pa.Table]], partitions: int, time: int = 0
+) -> dict[str, pa.Table]:
     """Return each output in its transfer types.
 
-    ``given`` has, for each input, the rows of each task that reads the input.
+    ``given`` has, for each input, the rows of each task that reads the input. ``time``: the time of the step.
     """
     packed, columns = [], {name: tuple(tables[0].column_names) for name, tables in given.items()}
     for name, tables in given.items():
@@ -37,7 +39,7 @@ def by_hand(flow: dd.Flow, given: Mapping[str, Sequence[pa.Table]], partitions: 
         stages, chunks = cut_stages(flow, only=name), packed
         for stage in range(stages.stages):
             last = stage == stages.stages - 1
-            task = StatelessStageTask(stages, stage, SECRET, partitions, columns, name if last else None)
+            task = StatelessStageTask(stages, stage, SECRET, partitions, columns, name if last else None, time)
             chunks = [batch for number in range(partitions) for batch in attempted(task, chunks, number)]
         out[name] = pa.Table.from_batches(chunks or [to_spark_types(whole(shape.arrow.empty_table()), "a test")])
     return out

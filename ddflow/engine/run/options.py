@@ -7,7 +7,7 @@ ddflow makes a connection or creates anything.
 import datetime
 from collections.abc import Mapping
 from dataclasses import dataclass
-from time import monotonic, time, time_ns
+from time import monotonic, time
 from typing import Any, Final, Literal, Protocol
 
 import pyarrow as pa
@@ -23,7 +23,7 @@ from ddflow.engine.calls import EngineCalls
 from ddflow.engine.replace import compute_absence_limit
 from ddflow.errors import ErrorText, Option, SpecError
 from ddflow.plan.plan import Plan
-from ddflow.time import CLOSED, parse_seconds, time_to_int64, time_to_value
+from ddflow.time import CLOSED, parse_seconds, read_clock, time_to_int64, time_to_value
 
 EPOCHS: Final = 10_000
 """The maximum number of epochs that a sink is allowed to lack before the run stops ingesting rows."""
@@ -161,7 +161,8 @@ class StepClock:
         if not self.ticks:
             return None
         self._stepped = monotonic()
-        return time_to_value(max(time_ns() // 1000, self._dataflow.last + 1), self._dataflow.time_type)
+        kind = self._dataflow.time_type
+        return time_to_value(max(read_clock(kind), self._dataflow.last + 1), kind)
 
     def find_due_time(self) -> Any:
         """Return the time of a step without rows, or None if none is due or if no row comes or goes."""
