@@ -127,8 +127,8 @@ def run(
     frames: Mapping[str, DataFrame] | DataFrame,
     partitions: int | None = None,
     *,
-    state: str,
     time: Time | None = None,
+    state: str,
     epoch: int | None = None,
     outputs: str | None = None,
     close: bool = False,
@@ -146,8 +146,8 @@ def run(
     frames: Mapping[str, DataFrame] | DataFrame,
     partitions: int | None = None,
     *,
-    state: str | None = None,
     time: Time | None = None,
+    state: str | None = None,
     epoch: int | None = None,
     outputs: str | None = None,
     close: bool = False,
@@ -160,8 +160,7 @@ def run(
 ) -> Mapping[str, DataFrame]:
     """Run a flow over batch DataFrames and return a DataFrame of updates for each output.
 
-    Without ``state``, the DataFrames are lazy: no job runs yet. With ``state``, the call commits one epoch, and you may
-    leave out the DataFrames of some inputs.
+    Without ``state``, the DataFrames are lazy. With it, the call commits one epoch, and you may leave out some inputs.
 
     Parameters
     ----------
@@ -170,18 +169,14 @@ def run(
     partitions : int, optional
         The number of partitions of each shuffle. By default ``spark.sql.shuffle.partitions``, but at most the cores of
         a local master. For a new state, by default the cores, at most that setting; later runs need the same number.
-    state : str, optional
-        A folder that driver and executors see, or ``s3://bucket/prefix``. All further parameters require it, except
-        ``time``.
     time : date, datetime or str, optional
-        For a flow with a clock, the time of the epoch: the ``_time`` of its updates, after the time of the last epoch.
-        Such a flow requires it, unless a committed ``epoch`` is repeated.
+        In a flow with a clock, the ``_time`` of the epoch. You may omit it only to repeat a committed ``epoch``.
+    state : str, optional
+        A folder that driver and executors see, or ``s3://bucket/prefix``. All further parameters require it.
     epoch : int, optional
         The number of the epoch. A committed epoch returns its result again.
-    outputs : str, optional
-        A folder for the updates as Parquet.
-    close : bool
-        In hold-back mode, close all times after the epoch.
+    outputs, close : optional
+        A folder for the updates as Parquet. Whether to close all times after the epoch, in hold-back mode.
     memory, trust : optional
         The memory of a task, such as "1GB". For ``trust`` see `Flow.open`.
     part_cache, keep
@@ -197,11 +192,8 @@ def run(
     Raises
     ------
     SpecError, SchemaMismatch, NotArrow, WrongMode, MissingExtra
-        For a flow without outputs; a type that Spark lacks; a wrong input, column or number; no DataFrame; no pandas; a
-        missing time, or a time for a flow without a clock.
-    TimeWentBack
-        For a time that is not after the time of the last epoch.
-    StateRefused, PlanChanged, EpochSkipped, ReplayMismatch, Fenced, NullKey
+        For a flow without outputs, a type that Spark lacks, a wrong input, column, time or number, and no DataFrame.
+    StateRefused, PlanChanged, EpochSkipped, ReplayMismatch, TimeWentBack, Fenced, NullKey
         With ``state``, the errors of `Flow.open` and `Engine.step`.
     SinkRefused, SinkAhead, SinkFailed
         The errors of `Engine.run`. After `SinkFailed` the epoch may be committed; the next run delivers it to the sink.
@@ -439,8 +431,8 @@ def sql(
     frames: Mapping[str, KeyedFrame | DataFrame],
     partitions: int | None = None,
     *,
-    state: str | None = None,
     time: Time | None = None,
+    state: str | None = None,
     epoch: int | None = None,
     outputs: str | None = None,
     close: bool = False,
@@ -464,7 +456,7 @@ def sql(
     frames : mapping of str to KeyedFrame or DataFrame
         The tables of the query: ``dd.keyed(df, dd.Upsert(key=...))`` for upserts, a bare DataFrame for appended rows.
         Pass all tables each time; pass an empty DataFrame for a table without new rows.
-    partitions, state, time, epoch, outputs, close, memory, trust, part_cache, keep, sinks, give_up_after
+    partitions, time, state, epoch, outputs, close, memory, trust, part_cache, keep, sinks, give_up_after
         See `run`. In a state the output is called "out".
 
     Returns

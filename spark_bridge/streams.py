@@ -269,11 +269,9 @@ def stream(
         committed epoch. If Spark repeats a batch, the function is called again.
     checkpoint : str, optional
         Spark's checkpoint folder. By default the state's folder plus ``.checkpoint``.
-    trigger : mapping, optional
-        The arguments of ``writeStream.trigger``.
-    heartbeat : bool
-        For a flow with a clock, commit an epoch at each trigger, also without rows. A checkpoint keeps the value of the
-        first start.
+    trigger, heartbeat : optional
+        The arguments of ``writeStream.trigger``, as a mapping. Whether to commit an epoch at each trigger, even without
+        rows, in a flow with a clock. A checkpoint needs the ``heartbeat`` of its first start.
     close : bool
         In hold-back mode, close all times at the end of the input. This requires a trigger that ends.
     adopt : bool
@@ -297,12 +295,10 @@ def stream(
     -----
     Each batch is one epoch. This call runs no job. O(nodes of the plan).
     """
-    check_trigger(trigger)
-    place = check_address(state, outputs)
-    frames = map_frames_to_inputs(flow, frames)
-    columns = _check_streams(flow, frames)
-    checkpoint = checkpoint or _default_checkpoint(place)
     _check_close_option(flow, trigger, close)
+    place = check_address(state, outputs)
+    columns = _check_streams(flow, frames := map_frames_to_inputs(flow, frames))
+    checkpoint = checkpoint or _default_checkpoint(place)
     folder, then = (None, outputs) if callable(outputs) else (outputs, None)
     options = StateOptions(place, partitions, folder, memory, trust, part_cache, adopt, name, keep, checkpoint, metrics)
     options = options._replace(sinks=sinks, delivery=RunOptions(sink_backlog=sink_backlog, give_up_after=give_up_after))
@@ -320,7 +316,8 @@ def _check_streams(flow: Flow, frames: Mapping[str, DataFrame]) -> dict[str, tup
 
 
 def _check_close_option(flow: Flow, trigger: Mapping[str, Any] | None, close: bool) -> None:
-    """Raise `WrongMode` or `SpecError` if ``close`` does not fit the flow or the trigger."""
+    """Raise `SpecError` for a wrong trigger, and `WrongMode` or `SpecError` if ``close`` does not fit."""
+    check_trigger(trigger)
     if close and not flow.holds_back:
         raise WrongMode(
             "stream with close=True",

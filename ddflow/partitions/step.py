@@ -293,8 +293,8 @@ def make_idle_receipt(cut: Stages, start: EpochStart, stage: int, number: int) -
     """Build the receipt of a partition that received no rows.
 
     Return None if the partition must be opened to build the receipt. O(nodes). A partition of a later stage that
-    receives no rows does not change. In epoch mode, a partition of stage 0 that receives no rows does not change either,
-    unless keys expire. In all stages, a partition can change if rows wait for their time.
+    receives no rows does not change. In epoch mode, this is also true for stage 0, unless keys expire. In all
+    stages, a partition can change if rows wait for their time.
     """
     expires = any(input.spec.expiry is not None for input in cut.flow.inputs.values())
     timed = any(node.reads_clock for node in cut.find_stateful_nodes(stage))
