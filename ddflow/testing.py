@@ -7,7 +7,7 @@ events that shows the difference. `invariance` also checks that the sum of the d
 
 Limits: the tests can find counterexamples, but cannot prove that there are none. The split into calls may affect how
 late events are treated, and the values in columns whose changes are ignored (docs/semantics.md, section 6). A spec with
-``expiry=`` is refused, because its results depend on how events are split into calls.
+``expiry=`` and ``watermark=`` are refused, because their results depend on how events are split into calls.
 """
 
 from collections import Counter
@@ -68,7 +68,9 @@ def invariance(
     compared.
 
     Returns how many splits and shuffles were tried. Raises `NotInvariant` with a small set of events that shows a
-    difference, `SpecError` for a spec with ``expiry=``, and any error of a step with these events. O(rounds * events).
+    difference, `SpecError` for ``expiry=`` and ``watermark=``, and any error of a step with these events.
+
+    O(rounds * events).
 
     >>> import ddflow as dd
     >>> events = pa.table({"id": [1, 1, 2, 1], "at": [3, 1, 1, 2], "n": [1, 2, 3, 4]})
@@ -77,11 +79,12 @@ def invariance(
     >>> print(invariance(dd.Upsert("id", order_by="at", versions="cell", tie="greatest"), events))
     4 events, 25 splits, 25 shuffles
     """
-    if spec.expiry is not None:
+    if spec.expiry is not None or spec.watermark is not None:
+        option = "watermark=" if spec.expiry is None else "expiry="
         raise SpecError(
             "dd.testing.invariance",
-            "the spec has expiry=, so its results depend on how events are cut into calls",
-            "test the spec without expiry=",
+            f"the spec has {option}, so its results depend on how events are cut into calls",
+            f"test the spec without {option}",
         )
     spec = replace(spec, lateness=None) if spec.lateness is not None else spec  # lateness depends on the calls
     table = to_table(events, repr(INPUT), pa.schema([]))

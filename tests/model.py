@@ -26,6 +26,7 @@ from typing import Any
 from expiry_rules import expire, moved, refuse
 from merging_rules import fold, merged_tombstone
 from rules import Condition, Event, Held, Input, Refused, Row, canonical, rank, ranks, resolve
+from watermark_rules import advance, is_late, judge, value_of
 from window_rules import Call
 
 CLOSED = 2**63 - 1
@@ -453,6 +454,8 @@ class State:
     greatest: dict[str, int] = field(default_factory=dict)
     totals: Counter[str] = field(default_factory=Counter)
     frontier: int = NEVER
+    marks: dict[str, Any] = field(default_factory=dict)
+    """The greatest value of each watermark's column in earlier steps."""
     orders: dict[str, Any] = field(default_factory=dict)
     lapsed: defaultdict[str, dict[Row, Held]] = field(default_factory=lambda: defaultdict(dict))
     lost: defaultdict[str, Collection] = field(default_factory=lambda: defaultdict(Counter))
@@ -693,6 +696,11 @@ class Twin:
                         reasons.append("LateEvent")
                     out.tell(name, numbers, key, "late", None, nobody)
                     continue
+                if is_late(spec, self.state.marks.get(name), value_of(input, event, input.deletes(event))):
+                    if spec.late == "error":
+                        reasons.append("LateEvent")
+                    out.tell(name, numbers, key, "late", None, nobody)
+                    continue
                 order = tuple(event[column] for column in spec.order_by)
                 event |= {} if spec.ingested is None else {spec.ingested: max(time, frontier)}
                 self.state.pending.append(
@@ -741,6 +749,7 @@ class Twin:
             lapsed = self._expire(name)
             if input.spec.expiry and not over:
                 refuse(input.spec, held, self.state.orders.get(name), mine)
+            judge(input, held, self.state.marks.get(name), mine)
             for event in mine:
                 if not event.verdict:
                     rivals[event.key].append(event)
@@ -756,6 +765,7 @@ class Twin:
             for event in mine:
                 out.tell(name, event.numbers, event.key, event.verdict, time, event.winner)
             self._tell_stale(name, mine, time, out)
+            self.state.marks[name] = advance(input, self.state.marks.get(name), mine)
             if input.spec.expiry:
                 self.state.orders[name] = moved(self.state.orders.get(name), mine)
         self.state.lapsed.clear()

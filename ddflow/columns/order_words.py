@@ -249,3 +249,29 @@ def dense_ranks(table: pa.Table | pa.RecordBatch, equal: Array) -> Array:
     ranks = np.empty(table.num_rows, np.int64)
     ranks[permutation] = steps
     return ranks
+
+
+def compute_watermark_words(column: pa.Array) -> tuple[Array, Array]:
+    """Compute words that sort like integers or times. Also return the validity flags, empty if no value is null.
+
+    A struct, such as a window of time, has the words of its first field.
+
+    >>> windows = pa.array([{"start": 5, "end": 9}, None])
+    >>> words, present = compute_watermark_words(windows)
+    >>> words[:1].tolist(), present.tolist()
+    ([5], [1, 0])
+    """
+    while pat.is_struct(column.type):
+        column = column.flatten()[0]
+    return compute_sortable_words(column), unpack_validity(column)
+
+
+def mark_values_below(column: pa.Array, word: int) -> Array:
+    """Mark the values whose `compute_watermark_words` are below a word, as bool[n]. A null is never below. O(n).
+
+    >>> mark_values_below(pa.array([3, None, 7]), 5).tolist()
+    [True, False, False]
+    """
+    words, present = compute_watermark_words(column)
+    out: Array = words < word
+    return out & (present != 0) if present.size else out

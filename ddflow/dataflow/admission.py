@@ -110,6 +110,8 @@ class InputValidator:
         self.columns: list[str] = bound.schema.names
         """The columns of the most recent rows."""
         self.greatest, self.what, self.required = NEVER, repr(bound.name), bound.required_columns
+        self.watermark, self.least, self.keeps_old_rows = bound.watermark, CLOSED, False
+        """The watermark, the least word of its column, and whether full contents leave old rows alone."""
         self.table: str | None = None
         """The table name that the messages contain; None until a message has contained a name.
 
@@ -297,6 +299,8 @@ class InputValidator:
                 times = self._stamp_late_events(late, original, frontier, codes, where)
         if self.stamp is not None:
             rows = add_stamps(rows, times, self.stamp)
+        if self.watermark is not None:
+            codes = self._judge_by_watermark(rows, codes, where)
         events, refused = Events(rows, times, original, arrival), None
         if codes is not None and (codes >= 0).any():
             gone = np.flatnonzero(codes >= 0)
@@ -355,6 +359,30 @@ class InputValidator:
                 column=name,
             )
         return times, least, ascending
+
+    def find_extent(self, rows: pa.RecordBatch) -> tuple[int, int]:
+        """Find the least and the greatest word of the watermark's column in admitted rows, or (CLOSED, NEVER)."""
+        bound: Any = self.bound
+        words, here = bound.watermark.read_words(rows, bound)
+        words = words[here]
+        return (int(words.min()), int(words.max())) if words.size else (CLOSED, NEVER)
+
+    def _judge_by_watermark(self, rows: pa.RecordBatch, codes: Any, where: Where) -> Any:
+        """Mark the rows below the watermark as late. Raise `LateEvent` if the spec refuses late events.
+
+        A stored row that an event would change is judged later, in the step.
+        """
+        bound: Any = self.bound
+        horizon = bound.watermark.compute_horizon(self.greatest)
+        codes = np.full(rows.num_rows, np.int8(-1)) if codes is None else codes
+        words, here = bound.watermark.read_words(rows, bound)
+        late = np.flatnonzero(here & (words < horizon) & (codes < 0))
+        if late.size and bound.spec.late == "error" and not self.keeps_old_rows:
+            value = format_time(int(words[late[0]]), bound.watermark.field.type)
+            first = format_location(", first ", where(int(late[0]))), f", at {value}"
+            raise bound.watermark.make_late_error(f"{late.size:,} rows", horizon, first)
+        codes[late] = LATE
+        return codes
 
     def _raise_null_error(self, keyless: Any, where: Where, events: Any) -> None:
         """Raise the error for rows without a key if the spec refuses such rows.

@@ -312,6 +312,13 @@ class Dataflow:
             computed.outputs |= sides.build_tables()
         return computed
 
+    def update_extents(self) -> None:
+        """Pass the least and the greatest value of each watermark's column to the operators."""
+        every, horizons = self.admissions, self.graph.horizons
+        horizons.set_extents({name: (every[name].least, every[name].greatest) for name in horizons.marks})
+        for name, input in self.graph.inputs.items():
+            input.horizon = horizons.words.get(name, NEVER)
+
     def check_budget(self, computed: ComputedStep | None, inflows: Mapping[str, IngestedRows]) -> None:
         """Raise `BudgetExceeded` if the rows would exceed the budget and there is no spill folder."""
         if self.budget.memory is None or self.budget.can_spill:
@@ -342,7 +349,10 @@ class Dataflow:
                 self.batchers[name] = inflow.batcher
             admission = self.admissions[name]
             admission.arrived += inflow.rows
-            admission.greatest, admission.table = max(admission.greatest, inflow.greatest), inflow.read.table
+            admission.least, admission.table = min(admission.least, inflow.least), inflow.read.table
+            admission.greatest = max(admission.greatest, inflow.greatest)
+        if self.graph.horizons.marks:
+            self.update_extents()
         if computed is not None:
             for batcher in self.batchers.values() if self.holds_back else ():
                 batcher.discard(frontier)

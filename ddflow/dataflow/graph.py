@@ -37,6 +37,7 @@ from ddflow.operators.updates import Updates, compute_with_net_retry, consolidat
 from ddflow.operators.upsert.events import Events, ExpiryChange, merge_events
 from ddflow.plan.collection import Collection, walk_inputs
 from ddflow.plan.plan import Plan
+from ddflow.plan.watermarks import Horizons, find_forgetting_rules
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import ArrangementChange
 
@@ -131,6 +132,9 @@ class Graph:
                 self.opened[node] = self.running[node]
         self.keeping = {node: each for node, each in self.running.items() if node.keeps}
         """The operators that hold state."""
+        marks = {name: mark for name, each in plan.inputs.items() if (mark := each.bound.watermark) is not None}
+        self.horizons, self.rules = Horizons(marks), find_forgetting_rules(plan)
+        """The horizons of the inputs with a watermark, and the rules by which collections forget rows."""
         self.nodes = [node for node in plan.nodes if node in self.needed]
         """The collections that a step computes. Each collection comes after its inputs."""
         self.exchange = {node for node in self.nodes if _needs_exchange(node)}
@@ -209,6 +213,11 @@ class Graph:
 
     def apply_computed_step(self, computed: ComputedStep, upper: int) -> None:
         """Apply a computed step to the state. Amortised O(versions written)."""
+        for node, rule in self.rules.items():
+            for arranged in self.opened[node].arrangements:
+                if arranged.forgetting is None and rule.column in arranged.schema.names:
+                    column = arranged.schema.field(rule.column)
+                    arranged.forget_rows(column, partial(self.horizons.find_bound, rule))
         for name, input in self.inputs.items():
             changes = computed.changes.get(name, ())
             if input.expiring is not None and name in computed.expiry:
@@ -238,13 +247,22 @@ class Graph:
         running.apply([] if change is None else [change], upper, since)
 
     def list_stateless_inputs(self, *nodes: Collection) -> list[str]:
-        """List the inputs that a read of the collections would need, but whose rows are not stored. O(nodes)."""
+        """List the inputs that a read of the collections would need, but whose rows are not stored or forgotten.
+
+        O(nodes).
+        """
         seen = self._list_nodes_to_read(nodes)
-        return [
+        unkept = [
             name
             for name, each in self.inputs.items()
             if not each.bound.has_stored_rows and self.plan.inputs[name] in seen
         ]
+        return list(dict.fromkeys([*unkept, *self.list_forgotten_inputs(seen)]))
+
+    def list_forgotten_inputs(self, nodes: Iterable[Collection]) -> list[str]:
+        """List the inputs below whose watermarks some of the collections have forgotten rows."""
+        rules = [rule for node in nodes if (rule := self.rules.get(node)) and self.horizons.has_forgotten(rule)]
+        return list(dict.fromkeys(name for rule in rules for name in rule.inputs))
 
     def read_new_outputs(self, names: Sequence[str], time: int) -> dict[str, pa.Table]:
         """Read all existing rows of new outputs, as output tables with the time ``time``. O(rows).
@@ -266,15 +284,23 @@ class Graph:
         found = walk_inputs(nodes, lambda node: () if self.opened[node].is_read_from_state else node.inputs)
         return [node for node in self.plan.nodes if node in found]
 
-    @staticmethod
-    def make_missing_state_error(what: str, lost: Sequence[str]) -> PlanChanged:
-        """Make the error for a new part of the plan that needs rows of an input, although this input stores none."""
+    def explain_missing_rows(self, lost: Sequence[str]) -> tuple[str, ErrorText]:
+        """Describe for an error why the rows of the inputs ``lost`` are missing, and what to do to keep them."""
+        if {*lost} & {*self.list_forgotten_inputs(self.rules)}:
+            return "forgotten below the watermark", ErrorText("omit ", Option("watermark"))
+        return "not kept", ErrorText("pass ", Option("keep", True), " to flow.updates")
+
+    def make_missing_state_error(self, what: str, lost: Sequence[str]) -> PlanChanged:
+        """Make the error for a new part of the plan that needs rows of an input, although these rows are not held."""
+        why, _ = self.explain_missing_rows(lost)
+        kept = why == "not kept"
+        option = ErrorText("with ", Option("keep", True)) if kept else ErrorText("without ", Option("watermark"))
         return PlanChanged(
             f"open a state with the new {what}",
-            f"it is made of the inputs {list(lost)}, whose rows are not kept",
+            f"it is made of the inputs {list(lost)}, whose rows are {why}",
             ErrorText(
                 *("create a new state from the log with ", CommandFix("migrate")),
-                *("; with ", Option("keep", True), " the rows are kept"),
+                *("; ", option, " the rows are kept"),
             ),
         )
 
@@ -295,6 +321,7 @@ class Graph:
         try:
             for node, arrangements in held.items():
                 graph.opened[node].arrangements = arrangements
+            graph.horizons = self.horizons
             yield graph
         finally:
             for node in held:

@@ -64,7 +64,11 @@ class IngestedRows:
     counts: dict[str, int] = field(default_factory=dict)
     """The number of refused rows for each verdict."""
     greatest: int = NEVER
-    """The greatest time of the admitted events, or NEVER if no event was admitted."""
+    """The greatest time of the admitted events, or NEVER if no event was admitted.
+
+    If the input has a watermark, this is the greatest word of the watermark's column, and ``least`` is the least word.
+    """
+    least: int = CLOSED
     listed: list[pa.Table] | None = None
     """Tables of verdict rows, if verdict rows were requested."""
     bad: list[pa.Array] = field(default_factory=list)
@@ -76,8 +80,13 @@ class IngestedRows:
         n = events.times.size
         if n:
             self.rows += n
-            advanced = events.original is not events.times
-            self.greatest = max(self.greatest, int(events.original.max() if advanced else events.times[-1]))
+            if self.admission.watermark is not None:
+                least, greatest = self.admission.find_extent(events.rows)
+                self.least = min(self.least, least)
+            else:
+                advanced = events.original is not events.times
+                greatest = int(events.original.max() if advanced else events.times[-1])
+            self.greatest = max(self.greatest, greatest)
             self.enqueue(events)
         if refused is not None:
             self.rows += refused.codes.size

@@ -256,6 +256,8 @@ class EngineCalls:
         ``looks``: for each input, the functions to call with all its rows.
         """
         dataflow, durable = self.dataflow, self.durable
+        for name in inputs:
+            dataflow.admissions[name].keeps_old_rows = asked.kind in ("replace", "restate")
         time = None if dataflow.holds_back else asked.time
         if durable is None or asked.kind == "advance_to":
             return dataflow.ingest_inputs(inputs, time, looks)

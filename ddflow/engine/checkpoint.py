@@ -41,7 +41,8 @@ class InputRecord(StrictRecord, frozen=True):
 
     ``arrived``: the number of the input's events. ``greatest``: the greatest time of these events. ``rows``: the held
     rows. ``runs``: the pending events. ``horizon``: the greatest order of all steps, if keys expire and an order is
-    known. ``table``: the name of the table in the input's messages, if known.
+    known. With a watermark, ``greatest`` is the greatest word of its column, and ``horizon`` is the complement of the
+    least word, so that both only grow. ``table``: the name of the table in the input's messages, if known.
     """
 
     arrived: Natural
@@ -143,7 +144,7 @@ def make_inventory(dataflow: Dataflow, batch_store: BatchStore) -> Inventory:
             dataflow.admissions[name].greatest,
             arrangements.checkpoint_arrangement(upsert.output_arrangement, batch_store),
             pending.checkpoint_batcher(dataflow.batchers[name], batch_store),
-            None if upsert.expiring is None else upsert.expiring.horizons.greatest,
+            _find_horizon(dataflow, name),
             dataflow.admissions[name].table,
         )
         for name, upsert in graph.inputs.items()
@@ -184,6 +185,10 @@ def restore_dataflow(
         admission.arrived = sum(each.arrived for each in given)
         upsert.unfed = not admission.arrived
         admission.greatest = max(each.greatest for each in given)
+        if admission.watermark is not None:
+            # Rows from the time before the watermark can have any value.
+            known = max(~NEVER if each.horizon is None else each.horizon for each in given)
+            admission.least, admission.greatest = ~known, NEVER if known == ~NEVER else admission.greatest
         admission.table = next((each.table for each in given if each.table is not None), None)
         _restore_input(dataflow, upsert, found, batch_store, indexed, sieved)
         for number, each in enumerate(upsert.output_arrangement.partitions):
@@ -197,6 +202,7 @@ def restore_dataflow(
         waiting, schema = dataflow.batchers[name], upsert.bound.event_schema
         dataflow.batchers[name] = _restore_pending_events(found, schema, batch_store, not indexed, home, waiting)
     dataflow.totals = inventories.sum_verdict_counts()
+    dataflow.update_extents()
     ids = compute_node_ids(dataflow.flow)
     for node, running in graph.keeping.items():
         if parts := inventories.find_operator(ids[node]) if running.arrangements else []:
@@ -418,7 +424,15 @@ def find_max_times_and_orders(dataflow: Dataflow) -> tuple[dict[str, int], dict[
     O(inputs). An inventory has these values for a single partition. A state with several partitions needs the values
     over all its partitions.
     """
-    times = {name: each.greatest for name, each in dataflow.admissions.items() if dataflow.holds_back}
-    expiring = {name: each.expiring for name, each in dataflow.graph.inputs.items() if each.expiring is not None}
-    orders = {name: greatest for name, each in expiring.items() if (greatest := each.horizons.greatest) is not None}
+    known = dataflow.admissions if dataflow.holds_back else dataflow.graph.horizons.marks
+    times = {name: dataflow.admissions[name].greatest for name in known}
+    orders = {name: found for name in dataflow.graph.inputs if (found := _find_horizon(dataflow, name)) is not None}
     return times, orders
+
+
+def _find_horizon(dataflow: Dataflow, name: str) -> int | None:
+    """Return the number that a state keeps as the horizon of an input; see `InputRecord`."""
+    if name in dataflow.graph.horizons.marks:
+        return ~dataflow.admissions[name].least
+    expiring = dataflow.graph.inputs[name].expiring
+    return None if expiring is None else expiring.horizons.greatest

@@ -113,11 +113,13 @@ def merge_all_runs(
 
     settled = arranged.latest <= arranged.since
     spine.advance_merges(None, slots, index, arranged.since, settled)
+    arranged.settle_dropped_rows()
     runs = [item for item in spine.items if isinstance(item, Run)]
     if not runs:
         return
     spine.items[:] = [RunMerge(runs, True, target)]
     spine.advance_merges(None, slots, index, arranged.since, settled)
+    arranged.settle_dropped_rows()
     if home is None:
         for part in spine.parts:
             look(part.end - part.begin)

@@ -87,11 +87,13 @@ def convert_dataflow(dataflow: Dataflow, plan: Plan, nodes: Nodes, change: PlanC
             was.expiring.bound, upsert.expiring = upsert.bound, was.expiring
         admission, before = InputValidator(upsert.bound), dataflow.admissions[name]
         admission.arrived, admission.greatest, admission.table = before.arrived, before.greatest, before.table
+        admission.least = before.least
         admission.unseen.left = [each for each in admission.unseen.left if each in (*before.unseen.left, *added)]
         admission.unseen.table = before.unseen.table
         dataflow.admissions[name] = admission
     for node, running in graph.keeping.items():
         _move_arrangements(next(old.keeping[of] for of, to in nodes.items() if to is node), running, dataflow)
+    graph.horizons = old.horizons
     dataflow.flow, dataflow.graph, dataflow.sides = plan, graph, plan.side_outputs()
     dataflow.time_type = plan.time_type
     dataflow.__dict__.pop("collection_ids", None)
@@ -102,6 +104,7 @@ def convert_dataflow(dataflow: Dataflow, plan: Plan, nodes: Nodes, change: PlanC
         name: pa.Table.from_batches([conform_to_wider_schema(table, outputs[name])])
         for name, table in dataflow.owed.items()
     }
+    dataflow.update_extents()
     for node, running in graph.keeping.items():
         if not running.arrangements and dataflow.last > NEVER:
             graph.rebuild_state(node, dataflow.last, dataflow.frontier, dataflow.since)

@@ -25,7 +25,7 @@ from ddflow.columns.hashing import (
     unpack_booleans,
     unpack_validity,
 )
-from ddflow.columns.order_words import dense_ranks
+from ddflow.columns.order_words import dense_ranks, mark_values_below
 from ddflow.columns.rows import gather_arrays, row_values
 from ddflow.columns.schema import is_text, is_word_type
 from ddflow.columns.sorting import SortedRows, sort_by_identity
@@ -138,6 +138,9 @@ class FullContents:
             for begin in range(0, gone.size, PIECE):
                 rows = gather_arrays(arranged.prepare_row_pool(), gone[begin : begin + PIECE], schema)
                 batch = pa.RecordBatch.from_arrays(rows, schema=schema)
+                if (mark := self.bound.watermark) is not None:
+                    old = mark_values_below(batch.column(mark.field.name), self.upsert.horizon)
+                    batch = batch.filter(pa.array(~old))
                 if self.scope is not None:
                     batch = batch.filter(pa.array(unpack_booleans(self.scope(batch)) != 0))
                 if batch.num_rows:

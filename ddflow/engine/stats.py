@@ -298,6 +298,11 @@ def describe_nodes(graph: Graph) -> dict[Collection, list[str]]:
                 notes.append(f"{lookers[node]} operators look up rows in it")
             if len(outputs.get(node, [])) > 1:
                 notes.append(f"shared by {', '.join(outputs[node])}")
+        horizons, mark = graph.horizons, graph.horizons.marks.get(graph.names.get(node, ""))
+        if mark is not None and mark.input in horizons.words:
+            words = horizons.extents[mark.input][1], horizons.words[mark.input]
+            both = [format_time(each, mark.field.type) for each in words]
+            notes.append(f"{mark.field.name} up to {both[0]}, watermark {both[1]}")
         if node in graph.spent:
             notes.append(format_duration(graph.spent[node]))
     return out

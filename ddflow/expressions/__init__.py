@@ -65,6 +65,18 @@ class Expression:
         """Whether the expression can fail for a row. For a Python function the answer is always True."""
         return bool(getattr(self._run, "fallible", True))
 
+    @property
+    def monotone_column(self) -> str | None:
+        """The only column that the expression reads, if the result never decreases while this column grows. O(text).
+
+        None if this is not known.
+        """
+        from ddflow.expressions.sql import is_monotone  # its parser takes long to import
+
+        if self.text is None or self.columns is None or len(self.columns) != 1:
+            return None
+        return self.columns[0] if is_monotone(self.text) else None
+
     def to_json(self) -> str:
         """Return the SQL text. Raises SpecError for functions and pyarrow expressions, which have no SQL text."""
         if self.text is None:

@@ -10,6 +10,7 @@ Limits: `find_wider_type` rejects comparisons of text with numbers, because a ca
 ([False, True, None], ('n',))
 """
 
+import re
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
@@ -213,6 +214,34 @@ def _list_operands(tree: Tree) -> list[Tree]:
 
 def _function_name(tree: Tree) -> str:
     return tree.name.lower() if isinstance(tree, exp.Anonymous) else ""
+
+
+_MONOTONE: Final = {"date_trunc": 1, "trunc": 0, "to_date": 0, "window": 0}
+"""The functions whose results never decrease while an argument grows, and the position of this argument."""
+_ORDERED_TYPES: Final = re.compile("date|timestamp|(big|small|tiny)?int", re.IGNORECASE)
+_MONTHS: Final = re.compile("month|quarter|year", re.IGNORECASE)
+
+
+def is_monotone(text: str) -> bool:
+    """Return whether an expression never decreases while the value of its only column grows. O(text).
+
+    False if this is not known. A month is not a fixed length, so the sum of a time and months may decrease.
+
+    >>> texts = ["date_trunc('hour', at)", "cast(at as date)", "at - interval 1 day", "window(at, '5 minutes')"]
+    >>> [is_monotone(text) for text in [*texts, "hour(at)", "0 - n", "n * n", "at + interval 1 month"]]
+    [True, True, True, True, False, False, False, False]
+    """
+    tree = run_on_new_stack(lambda: parse_expression(text).tree.unnest())
+    while not isinstance(tree, exp.Column):
+        parts = _list_operands(tree)
+        varying = [at for at, part in enumerate(parts) if part.find(exp.Column)]
+        fits = varying == [_MONOTONE.get(_function_name(tree))]
+        fits = fits or (isinstance(tree, exp.Cast) and _ORDERED_TYPES.match(tree.to.sql()) is not None)
+        added = isinstance(tree, exp.Add) or (isinstance(tree, exp.Sub) and varying == [0])
+        if len(varying) != 1 or not (fits or (added and _MONTHS.search(tree.sql()) is None)):
+            return False
+        tree = parts[varying[0]].unnest()
+    return True
 
 
 def _is_null_test(tree: Tree) -> bool:

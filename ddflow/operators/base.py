@@ -159,7 +159,7 @@ class ReadableNode:
         """Replace the state with empty arrangements."""
         fresh = [each.make_empty() for each in self.arrangements]
         for each, old in zip(fresh, self.arrangements, strict=True):
-            if old.lapse is not None:
+            if old.lapse is not None and old.forgetting is None:
                 each.set_tombstone_expiry(old.lapse.of)
         self.arrangements = tuple(fresh)
 

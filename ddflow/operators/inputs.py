@@ -30,6 +30,7 @@ from ddflow.operators.upsert.events import Events, ExpiryChange
 from ddflow.operators.upsert.upsert import RunningUpsert
 from ddflow.plan.inputs.bind import BoundUpserts
 from ddflow.plan.inputs.differences import BoundDifferences
+from ddflow.time import NEVER
 from ddflow.trace.batch import ArrangementChange
 
 
@@ -81,6 +82,7 @@ class RunningDifferences(RunningThreshold):
     """
 
     expiring: Any = None
+    horizon: int = NEVER
     hidden: frozenset[str] = frozenset()
     unfed = True
     """Whether the state shows that the input never had an event.

@@ -28,7 +28,13 @@ from ddflow.kernels.join import GroupRows, Pairs, count_pairs, match_groups, pai
 from ddflow.operators.arranged import list_rows
 from ddflow.operators.base import Operator, OperatorContext, ReadableNode, RunningOperator, register_operator
 from ddflow.operators.updates import GroupSortedUpdates, Updates, add_step_rows
-from ddflow.plan.collection import Collection, Columns, refuse_forgetting_inputs, rename_equal_column_sets
+from ddflow.plan.collection import (
+    Collection,
+    Columns,
+    WatermarkStep,
+    refuse_forgetting_inputs,
+    rename_equal_column_sets,
+)
 from ddflow.plan.text.formulas import JsonRecord
 from ddflow.trace.batch import RowsByGroup
 
@@ -134,6 +140,10 @@ class Join(Operator):
         """
         mine, other = ({of: name for name, side, of in self.columns if side == each} for each in (at, 1 - at))
         return {pair[at]: other[pair[1 - at]] for pair in self.on if pair[1 - at] in other} | mine
+
+    def map_watermark_columns(self, at: int) -> dict[str, tuple[str, WatermarkStep | None]]:
+        """Return the join columns, because a row can match later; see `Collection.map_watermark_columns`."""
+        return {name: (pair[at], None) for pair in self.on for name, side, of in self.columns if of == pair[side]}
 
     def unique_by(self) -> list[Columns]:
         """Return the keys of each side whose rows match at most one row, and all pairs of a left and a right key.

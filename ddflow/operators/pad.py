@@ -25,7 +25,7 @@ from ddflow.operators.base import (
 )
 from ddflow.operators.join import columns_from_json, columns_to_json, normalize_columns
 from ddflow.operators.updates import Updates
-from ddflow.plan.collection import Collection, Columns
+from ddflow.plan.collection import Collection, Columns, WatermarkStep
 from ddflow.plan.text.formulas import JsonRecord
 from ddflow.storage.fields import RESTORE_REMEDY
 
@@ -97,6 +97,10 @@ class Pad(Operator):
         """Return columns of this side; see `Collection.map_input_columns`."""
         names = {of: name for name, of in reversed(self._map_columns().items())}
         return tuple(names[c] for c in by) if by is not None and set(by) <= set(names) else None
+
+    def map_watermark_columns(self, at: int) -> dict[str, tuple[str, WatermarkStep | None]] | None:
+        """Return the columns of the side that has the rows; see `Collection.map_watermark_columns`."""
+        return {name: (of, None) for name, of in self._map_columns().items()} if at == self.side else None
 
     def find_contributing_rows(self, wanted: pa.Table, given: Sequence[pa.Table], alike: RowMatcher) -> list[pa.Table]:
         """Return only rows of this side, because padded rows have no match; see `Collection.find_contributing_rows`."""

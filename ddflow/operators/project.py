@@ -33,7 +33,7 @@ from ddflow.operators.base import (
     register_operator,
 )
 from ddflow.operators.updates import Updates
-from ddflow.plan.collection import Collection, Columns, rename_equal_column_sets
+from ddflow.plan.collection import Collection, Columns, WatermarkStep, rename_equal_column_sets
 from ddflow.plan.text.formulas import JsonRecord, find_formula_objections, write_formula
 from ddflow.plan.verbs.rest_columns import RestColumns, expand_rest_columns, read_rest_columns
 from ddflow.plan.verbs.rows import Formula
@@ -143,6 +143,16 @@ class Project(Operator):
                 names.setdefault(column, field.name)
         return tuple(names[c] for c in by) if by is not None and set(by) <= set(names) else None
 
+    def map_watermark_columns(self, at: int) -> dict[str, tuple[str, WatermarkStep | None]]:
+        """Return named columns and monotone expressions; see `Collection.map_watermark_columns`."""
+        out: dict[str, tuple[str, WatermarkStep | None]] = {}
+        for field, column in zip(self.schema, self.columns, strict=True):
+            if isinstance(column, str):
+                out[field.name] = column, None
+            elif (of := column.monotone_column) is not None:
+                out[field.name] = of, partial(_compute_value, column, of)
+        return out
+
     def renames(self) -> dict[str, str] | None:
         """See `Collection.renames`."""
         if self.rests:  # otherwise a join on the input would show only the named columns
@@ -185,6 +195,11 @@ class RunningProject(StatelessRunningOperator):
             for each, field in zip(self.node.columns, self.node.schema, strict=True)
         ]
         return project_rows(inputs[0], self.node.schema, columns)
+
+
+def _compute_value(expression: Expression, column: str, value: pa.Array) -> pa.Array:
+    """Compute an expression of one column."""
+    return expression(pa.record_batch([value], [column]))
 
 
 def _compute_or_null(expression: Expression, batch: pa.RecordBatch) -> pa.Array:

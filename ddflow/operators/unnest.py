@@ -33,7 +33,7 @@ from ddflow.operators.base import (
     register_operator,
 )
 from ddflow.operators.updates import Updates, ints
-from ddflow.plan.collection import Collection, Columns
+from ddflow.plan.collection import Collection, Columns, WatermarkStep
 from ddflow.plan.text.formulas import JsonRecord
 
 
@@ -77,6 +77,14 @@ class Unnest(Operator):
         """See `Collection.map_input_columns`."""
         return by if self.column not in (by or ()) else None
 
+    def map_watermark_columns(self, at: int) -> dict[str, tuple[str, WatermarkStep | None]]:
+        """Return the other columns, and the elements of an ascending list; see `Collection.map_watermark_columns`."""
+        made = [field.name for field in self.schema if field.name not in self.inputs[0].schema.names]
+        elements: dict[str, tuple[str, WatermarkStep | None]] = {
+            name: (self.column, partial(_find_first_element, name=name)) for name in made or [self.column]
+        }
+        return (super().map_watermark_columns(at) or {}) | elements
+
     def find_contributing_rows(self, wanted: pa.Table, given: Sequence[pa.Table], alike: RowMatcher) -> list[pa.Table]:
         """Return the rows whose lists contain the wanted elements; see `Collection.find_contributing_rows`."""
         n, place = given[0].num_rows, "_place"
@@ -89,6 +97,12 @@ class Unnest(Operator):
     def open(self, context: OperatorContext) -> RunningOperator:
         """See `Operator.open`."""
         return StatelessRunningOperator(partial(unnest_rows, schema=self.schema, column=self.column))
+
+
+def _find_first_element(lists: pa.Array, name: str) -> pa.Array:
+    """Return the first element of the only list, or its field ``name``."""
+    elements: pa.Array = lists.flatten().slice(0, 1)
+    return elements.field(name) if pat.is_struct(elements.type) else elements
 
 
 def unnest_rows(updates: Updates, schema: pa.Schema, column: str) -> Updates:

@@ -521,6 +521,7 @@ class EpochDriver:
             time=time,
             to=to,
             horizons=dict(manifest.horizons),
+            greatest=dict(manifest.greatest),
             inventories=self.live.parts,
             folder=self.log.outputs.sink_path,
             retain=self._retention_span,

@@ -4,8 +4,8 @@ Guarantees: a task on another host can verify that it opens the same version of 
 
 >>> start = EpochStart(version=StateVersion("s3://shop/orders", "owner", number=3, digest="0" * 32), epoch=4,
 ...     partitions=2,
-...             secret=(1, 2), frontier=7, last=6, since=6, time=7, to=7, horizons={}, inventories=(), folder=None,
-...             retain=0, memory=None)
+...             secret=(1, 2), frontier=7, last=6, since=6, time=7, to=7, horizons={}, greatest={}, inventories=(),
+...             folder=None, retain=0, memory=None)
 >>> start.closes_all_times, start._replace(to=2**63 - 1).closes_all_times
 (False, True)
 """
@@ -190,7 +190,7 @@ class EpochStart(NamedTuple):
     - ``time``: in epoch mode, the time of the epoch's updates: the next number, or a time in the unit of the flow's
       clock.
     - ``to``: in hold-back mode, the frontier after the epoch's rows.
-    - ``horizons``: the greatest order in all partitions at the last commit, by input whose keys expire.
+    - ``horizons``, ``greatest``: the numbers of the manifest of the last commit, by input.
     - ``inventories``: the inventories by stage and partition; empty for a state without a commit.
     - ``folder``: the folder of Parquet outputs; None if outputs are files of the state.
     - ``retain``: as in `Flow.open`.
@@ -210,6 +210,7 @@ class EpochStart(NamedTuple):
     time: int
     to: int
     horizons: Mapping[str, int]
+    greatest: Mapping[str, int]
     inventories: tuple[tuple[Blob, ...], ...]
     folder: str | None
     retain: int

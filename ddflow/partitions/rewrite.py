@@ -414,6 +414,8 @@ class BackfillPlan:
         self.change, self.store, self.manifest = change, log.store, log.manifest
         flow, many = cut.flow, log.manifest.partitions
         graph = Graph(flow, Secret(*log.manifest.secret))
+        marks, known = graph.horizons.marks, (log.manifest.greatest, log.manifest.horizons)
+        graph.horizons.set_extents({name: mark.read_extent(*known, fresh=False) for name, mark in marks.items()})
         old = [StoredInventory.read(log.store, each).of for each in log.manifest.inventories]
         empty = make_inventory(Dataflow(flow, graph, MemoryBudget(None, None)), BatchStore(log.store))
         there = {name for each in old for name in each.operators}

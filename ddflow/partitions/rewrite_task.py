@@ -50,7 +50,7 @@ from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import Batch, Run, mark_last_of_keys, repeat_value
 from ddflow.trace.cast import Cast, cast_batch, cast_batches, cast_rows, has_changed_identities
 from ddflow.trace.checkpoint import WrittenBatch, restore_arrangement
-from ddflow.trace.merge import PickedVersions, mark_useless_deletions, pick_versions_by_sorting
+from ddflow.trace.merge import PickedVersions, pick_versions_by_sorting
 from ddflow.trace.records import ArrangementRecord, BatchRecord, RunRecord
 from ddflow.trace.spill import Made, decode_batch, encode_batch
 
@@ -232,7 +232,7 @@ class _RewriteTask:
                     greatest=self.start.greatest.get(name, NEVER),
                     rows=rows.get(to, nothing),
                     runs=runs,
-                    horizon=horizon if input.spec.expiry is not None else None,
+                    horizon=horizon if input.spec.expiry is not None or input.bound.watermark is not None else None,
                     table=given.table,
                 ),
             )
@@ -394,7 +394,7 @@ class _RewriteTask:
         for parts in old.iterate_version_ranges():
             picked = pick_versions_by_sorting(old.slots, parts, old.since, not old.keeps)
             if old.lapse is not None and old.keeps:
-                picked = picked.drop_rows(mark_useless_deletions(picked, old.since, old.lapse))
+                picked = picked.drop_rows(old.lapse.mark_useless_versions(picked, old.since, old.slots))
             if picked.high.size:
                 words = picked.high if keys is None else self._hash_partition_keys(picked, old, keys)
                 yield picked, assign_partitions(words, self.start.partitions)

@@ -184,6 +184,11 @@ class StagePartition:
         for name, upsert in self.dataflow.graph.inputs.items():
             if upsert.expiring is not None:
                 upsert.expiring.horizons.greatest = start.horizons.get(name)
+        for name, mark in self.dataflow.graph.horizons.marks.items():
+            admission = self.dataflow.admissions[name]
+            extent = mark.read_extent(start.greatest, start.horizons, not start.inventories)
+            admission.least, admission.greatest = extent
+        self.dataflow.update_extents()
         for name, each in (said or {}).items():
             admission = self.dataflow.admissions[name]
             if each.table is not None:

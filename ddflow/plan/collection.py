@@ -31,6 +31,8 @@ from ddflow.plan.verbs.joins import JoinVerbs
 from ddflow.plan.verbs.rows import RowVerbs, SetVerbs
 
 Columns = tuple[str, ...]
+WatermarkStep = Callable[[pa.Array], pa.Array]
+"""A function that never decreases, from an array with one value to an array with one value."""
 
 
 class PlanNodes:
@@ -235,6 +237,18 @@ class Collection(
         by = self.exchange()[at]
         names = by if by is not None and self.keeps else self.inputs[at].schema.names
         return {name: here[0] for name in names if (here := self.map_input_columns((name,)))}
+
+    def map_watermark_columns(self, at: int) -> dict[str, tuple[str, WatermarkStep | None]] | None:
+        """Map columns of this collection to the columns of input ``at`` from which they get a watermark.
+
+        Include only columns for which a filter gives the same result before this operator as after it, and functions
+        that never decrease. The second value computes the column from an array with one value of the input's column;
+        None if both are equal. Return None if this collection has no rows of the input.
+        """
+        if self.of_events:
+            return {}
+        found = self.find_pushdown_columns(at).items()
+        return {name: (of, None) for of, name in found if name in self.schema.names}
 
     def is_selection(self) -> bool:
         """Return whether each row has the values of a row of the only input, in all columns of the input."""

@@ -16,7 +16,7 @@ A plan runs nothing. `ddflow.Flow.open` turns a plan into an engine, and the Spa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, Literal
 
@@ -168,6 +168,7 @@ class Plan(PlanNodes):
         lateness: int | None = None,
         null_key: Literal["error", "drop"] = "error",
         value: Sequence[str] | None = None,
+        watermark: Mapping[str, str | int] | None = None,
         key: str | Sequence[str] = (),
         format: Format | None = None,
         ingested: str | None = None,
@@ -185,7 +186,7 @@ class Plan(PlanNodes):
             The column of times.  With it, the flow is in hold-back mode.
         keep : bool
             Whether to store the rows, so that you can read the input and the collections built from it row by row.
-        late, lateness
+        late, lateness, watermark
             The same as in `ddflow.Upsert`.
         null_key : {"error", "drop"}
             How to treat a row whose diff is null; "drop" counts it under the verdict bad.
@@ -222,7 +223,7 @@ class Plan(PlanNodes):
         >>> plan.updates("log", {"city": pa.string(), "n": pa.int64()}, diff="n")
         Input(city string)
         """
-        spec = Differences(diff, time, keep, late, lateness, null_key, value, key, ingested)
+        spec = Differences(diff, time, keep, late, lateness, null_key, value, key, ingested, watermark)
         columns = to_arrow_schema(schema, f"the schema of {name!r}")
         bound = bind_differences(name, columns, spec) if format is None else bind_format(name, columns, spec, format)
         return self._add_input(bound)

@@ -104,8 +104,9 @@ class Manifest(StrictRecord, frozen=True, kw_only=True):
     - ``previous``: the digest of the previous manifest, 32 hex digits, "" for none.
     - ``partitions``: the number of partitions.
     - ``horizons``: by input whose rows expire, the greatest order of all steps. ``greatest``: by input, the greatest
-      event time of all steps. A state that a local engine writes has ``horizons`` and ``greatest`` in its inventory,
-      not in the manifest.
+      event time of all steps. By input with a watermark, ``greatest`` is the greatest word of its column, and
+      ``horizons`` the complement of the least word. A state that a local engine writes also has ``horizons`` and
+      ``greatest`` in its inventory.
     - ``feed``: the query that feeds the state in batches. ``fed``: by input of any call, how calls fed the input.
     - ``past``: the earlier columns of ``receipts`` that the plan has changed since, ascending by epoch.
     - ``sources``: the sources by name, with positions after the rows of this epoch. ``sinks``: the sinks by output.

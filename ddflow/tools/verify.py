@@ -491,7 +491,7 @@ class _InputComparison:
         out.rows, out.expected = out.rows + one.high.size, out.expected + other.high.size
         extra, missing, ours, theirs = one.match_keys(other)
         wrong = one.value[ours] != other.value[theirs]
-        if self.bound.spec.expiry is not None:
+        if self.bound.spec.expiry is not None or self.bound.watermark is not None:
             out.unknown, missing = out.unknown + missing.size, missing[:0]
         if self.unknown:
             extra, missing = (
@@ -538,6 +538,8 @@ class _InputComparison:
                 f"keys expire, but a log does not show when: {out.unknown:,} rows are only in the log and were not "
                 "compared; the log is folded without expiry"
             )
+        elif out.unknown and spec.watermark is not None:
+            notes.append(f"{out.unknown:,} rows are only in the log, and may be forgotten below the watermark")
         elif out.unknown:
             notes.append(f"{out.unknown:,} keys have an advanced late event that is pending, so they are not compared")
         if spec.late != "error" and (late := self.snapshot.dataflow.totals.get("late", 0)):

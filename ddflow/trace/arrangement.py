@@ -32,7 +32,7 @@ from ddflow.storage.files.batch_store import BatchStore
 from ddflow.time import NEVER, BatchDescription, advance_frontier, format_time
 from ddflow.trace.batch import END, ArrangementChange, BatchRange, BatchSlots, RowsByGroup, Run
 from ddflow.trace.index import Index, IndexWrite
-from ddflow.trace.merge import RunMerge, TombstoneExpiry, pick_versions_by_sorting
+from ddflow.trace.merge import RowForgetting, RunMerge, TombstoneExpiry, pick_versions_by_sorting
 from ddflow.trace.spill import find_groups_in_batch, spill_batch
 from ddflow.trace.spine import Spine
 
@@ -70,6 +70,7 @@ class Arrangement:
         self.since, self.upper, self.latest = NEVER, NEVER, NEVER
         self.keys, self.tombstones_counted, self.written, self._paid_on_disk, self.piece = 0, 0, 0, 0, PIECE
         self.lapse: TombstoneExpiry | None = None
+        self.forgetting: RowForgetting | None = None
         self.is_searched = True
 
     def make_empty(self, schema: pa.Schema | None = None, words: int | None = None) -> Arrangement:
@@ -176,11 +177,30 @@ class Arrangement:
             index, needed = None, spine.oldest_size
         else:
             index, needed = self.index, self.index.used if self.lapse is None else self._needed_version_count
+        if self.forgetting is not None and self.is_indexed:
+            needed = self.forgetting.subtract_rows(needed, self.written, self.slots, self.parts)
         # Like `Spine.has_enough_new_runs`, inlined because most steps need no plan.
         if len(spine.items) - spine.planned >= spine.fan // 8 or spine.fresh * 16 > needed:
             spine.plan_merges(needed, self.is_indexed)
         # Only `spill` continues a flush. If the disk were full, it would be too late here to refuse the step.
         spine.advance_merges(paid, self.slots, index, self.since, self.latest <= self.since, files=False)
+        self.settle_dropped_rows()
+
+    def forget_rows(self, field: pa.Field, find_bound: Callable[[], int | None]) -> None:
+        """Let merges drop the rows whose value in a column is below a bound; see `RowForgetting`."""
+        self.forgetting = RowForgetting(field, find_bound)
+        self.lapse = self.spine.lapse = self.on_disk.lapse = self.forgetting
+
+    def settle_dropped_rows(self) -> None:
+        """Subtract the keys that merges have forgotten, without those that have newer versions. O(dropped keys)."""
+        for dropped in () if self.forgetting is None else self.forgetting.take_dropped_versions():
+            if not dropped.summed:
+                dropped = dropped.select_rows(dropped.last_of_keys)
+                every = np.arange(dropped.high.size, dtype=np.int32)
+                prior = self.look_up_keys(dropped.high, dropped.low, every)
+                dropped = dropped.select_rows(prior.reference & (LIVE - 1) & ~OCCUPIED == 0)
+            self.keys -= dropped.count_keys()
+            self.tombstones_counted -= self.keeps * int((dropped.live == 0).sum())
 
     @property
     def merged_index(self) -> Index | None:
@@ -262,9 +282,13 @@ class Arrangement:
             self.spine.keeps = True
             self.spine.items[:] = [RunMerge(self.spine.list_merge_inputs(), not self.on_disk.items, target)]
             self._flush(None if self.nbytes > share else paid)
-        if self.on_disk.has_enough_new_runs(self._needed_version_count):
-            self.on_disk.plan_merges(self._needed_version_count, True, target)
+        needed = self._needed_version_count
+        if self.forgetting is not None:
+            needed = self.forgetting.subtract_rows(needed, self.written, self.slots, self.parts)
+        if self.on_disk.has_enough_new_runs(needed):
+            self.on_disk.plan_merges(needed, True, target)
         self.on_disk.advance_merges(paid, self.slots, None, self.since, settled)
+        self.settle_dropped_rows()
         self._paid_on_disk = self.written
 
     @property

@@ -16,9 +16,11 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
 from ddflow.columns.hashing import NONE, Flags, Ints, Words
-from ddflow.columns.rows import Rows, gather_buffers
+from ddflow.columns.order_words import mark_values_below
+from ddflow.columns.rows import Rows, gather_buffers, gather_column
 from ddflow.columns.sorting import Spans, sort_by_identity, sum_groups
 from ddflow.errors import CorruptState
 from ddflow.kernels.differences import SummedRows, merge_differences
@@ -37,25 +39,12 @@ from ddflow.trace.batch import (
 )
 from ddflow.trace.index import Index
 
+AHEAD = 8
+"""Rows that merges may drop are counted this often while the number of versions doubles."""
 MERGED = 40
 """The approximate nanoseconds to merge a difference."""
 Target = Callable[[Batch], Batch]
 """A function that stores an output batch. The function returns a batch over a mapped file, or the batch unchanged."""
-
-
-class TombstoneExpiry:
-    """A rule that selects the deleted keys whose order may be forgotten.
-
-    ``of``: a function that maps order words int64[m, w] to bool[m], true for expired keys.  ``gone``: the number of
-    deleted keys that merges have dropped.  ``here``: the approximate number of expired keys that are still held.
-    """
-
-    def __init__(self, of: Callable[[Ints], Any]) -> None:
-        self.of, self.gone, self.here = of, 0, 0
-
-    def record_dropped_keys(self, keys: int) -> None:
-        """Update the counts after a merge has dropped ``keys`` keys."""
-        self.gone, self.here = self.gone + keys, max(self.here - keys, 0)
 
 
 class PickedVersions(NamedTuple):
@@ -122,6 +111,80 @@ class PickedVersions(NamedTuple):
         value = self.value if values or slots.summed else NONE
         columns = self.high, self.low, self.time, self.live, value, self.order
         return Batch(*columns, rows, summed=slots.summed)
+
+
+class TombstoneExpiry:
+    """A rule that selects the deleted keys whose order may be forgotten.
+
+    ``of``: a function that maps order words int64[m, w] to bool[m], true for expired keys.  ``gone``: the number of
+    deleted keys that merges have dropped.  ``here``: the approximate number of expired keys that are still held.
+    """
+
+    forgets_rows = False
+
+    def __init__(self, of: Callable[[Ints], Any]) -> None:
+        self.of, self.gone, self.here = of, 0, 0
+
+    def mark_useless_versions(self, picked: PickedVersions, since: int, slots: BatchSlots) -> Any:
+        """Mark, as bool[m], expired deletions whose key has no other version. O(m)."""
+        del slots
+        alone = picked.first_of_keys & picked.last_of_keys
+        out = alone & (picked.live == 0) & (picked.time <= since)
+        out[out] &= self.of(picked.order[out])
+        return out
+
+    def record_dropped_versions(self, dropped: PickedVersions, indexed: bool) -> None:
+        """Update the counts after a merge has dropped versions. ``indexed``: whether an index has current versions."""
+        keys = int((dropped.places >= 0).sum()) if indexed else dropped.references.size
+        self.gone, self.here = self.gone + keys, max(self.here - keys, 0)
+
+
+class RowForgetting(TombstoneExpiry):
+    """A rule that selects the rows below a watermark, and all versions of their keys.
+
+    ``field``: the column of the watermark, which is part of the identity.  ``find_bound``: returns the word below which
+    rows are forgotten, or None.  ``dropped``: the versions that merges have dropped, until the arrangement counts them.
+    ``rows_here``: the approximate number of rows that merges may drop.  ``scanned``: the number of versions
+    that had been written at the last count.
+    """
+
+    forgets_rows = True
+
+    def __init__(self, field: pa.Field, find_bound: Callable[[], int | None]) -> None:
+        super().__init__(lambda order: np.zeros(order.shape[0], np.bool_))
+        self.field, self.find_bound, self.rows_here, self.scanned = field, find_bound, 0, 0
+        self.dropped: list[PickedVersions] = []
+
+    def mark_rows_below(self, references: Ints, slots: BatchSlots) -> Any:
+        """Mark the rows that are forgotten, as bool[m]. O(m)."""
+        if (bound := self.find_bound()) is None:
+            return np.zeros(references.size, np.bool_)
+        return mark_values_below(gather_column(slots.pool, references, self.field), bound)
+
+    def subtract_rows(self, needed: int, written: int, slots: BatchSlots, parts: list[BatchRange]) -> int:
+        """Subtract the rows that merges may drop from the number of needed versions.
+
+        ``written``: the number of versions written so far. The rows are counted after an eighth of the versions is new.
+        O(versions), amortised.
+        """
+        if (written - self.scanned) * AHEAD >= sum(part.end - part.begin for part in parts):
+            below = (self.mark_rows_below(part.references, slots) for part in parts)
+            self.rows_here, self.scanned = sum(int(np.count_nonzero(each)) for each in below), written
+        return max(needed - self.rows_here, 0)
+
+    def take_dropped_versions(self) -> list[PickedVersions]:
+        """Return the versions that merges have dropped since the last call."""
+        out, self.dropped = self.dropped, []
+        return out
+
+    def mark_useless_versions(self, picked: PickedVersions, since: int, slots: BatchSlots) -> Any:
+        """Mark the versions below the watermark, whatever their times are; see `TombstoneExpiry`."""
+        return self.mark_rows_below(picked.references, slots)
+
+    def record_dropped_versions(self, dropped: PickedVersions, indexed: bool) -> None:
+        """See `TombstoneExpiry.record_dropped_versions`."""
+        self.dropped.append(dropped)
+        self.rows_here = max(self.rows_here - dropped.references.size, 0)
 
 
 def pick_versions_by_index(
@@ -212,14 +275,6 @@ def sum_differences(slots: BatchSlots, parts: list[BatchRange], since: int) -> P
     return PickedVersions(out.reference[:n], places, *columns, summed=True)
 
 
-def mark_useless_deletions(picked: PickedVersions, since: int, lapse: TombstoneExpiry) -> Any:
-    """Mark, as bool[m], expired deletions whose key has no other version. O(m)."""
-    alone = picked.first_of_keys & picked.last_of_keys
-    out = alone & (picked.live == 0) & (picked.time <= since)
-    out[out] &= lapse.of(picked.order[out])
-    return out
-
-
 class RunMerge:
     """A merge in progress.
 
@@ -292,10 +347,11 @@ class RunMerge:
                 picked = pick_versions_by_index(index, slots, parts, self.first, last, time, keeps)
             else:
                 picked = pick_versions_by_sorting(slots, parts, since, self.whole and not keeps, index)
-            lapsed = picked.places[:0]
-            if lapse is not None and self.whole and keeps:
-                out = mark_useless_deletions(picked, since, lapse)
-                lapsed, picked = picked.places[out], picked.drop_rows(out) if out.any() else picked
+            dropped = None
+            if lapse is not None and self.whole and (keeps or lapse.forgets_rows):
+                out = lapse.mark_useless_versions(picked, since, slots)
+                if out.any():
+                    dropped, picked = picked.select_rows(out), picked.drop_rows(out)
             self._verify_files(parts, slots)
             batch = picked.build_batch(slots, target is not None or slots.lasting) if picked.references.size else None
             if target is not None and batch is not None:
@@ -309,10 +365,10 @@ class RunMerge:
             self.output.add(part)
             if index is not None and target is None:
                 index.repoint_entries(picked.places, part.references)
-        if lapse is not None and lapsed.size:
+        if lapse is not None and dropped is not None:
             if index is not None and target is None:
-                index.drop_tombstones(lapsed[lapsed >= 0])
-            lapse.record_dropped_keys(lapsed.size if index is None else int((lapsed >= 0).sum()))
+                index.drop_tombstones(dropped.places[dropped.places >= 0])
+            lapse.record_dropped_versions(dropped, index is not None)
         if index is not None and target is not None:
             index.remove_entries(self.first, last, slots.build_slot_mask(parts))
         for part in parts:

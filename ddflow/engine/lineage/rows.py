@@ -24,7 +24,7 @@ from ddflow.engine.lineage.log_parts import MARKS, iterate_parts
 from ddflow.engine.lineage.story import Origins, Story
 from ddflow.engine.read.history import subtract_rows
 from ddflow.engine.run.source_reader import find_source_feed
-from ddflow.errors import ErrorText, NotReadable, Option
+from ddflow.errors import ErrorText, NotReadable
 from ddflow.operators.row_order import RowOrder
 from ddflow.operators.updates import Updates, consolidate
 from ddflow.plan.collection import Collection, walk_inputs
@@ -62,9 +62,10 @@ def find_origin_rows(
     graph, node = dataflow.graph, dataflow.flow.outputs[name]
     nodes, alike = list_ancestors(dataflow, node), RowMatcher(graph.secret)
     inputs = {graph.names[each]: each for each in nodes if each in graph.names}
-    if lost := [each for each in inputs if not graph.inputs[each].bound.has_stored_rows]:
-        found = f"it is made of rows of the inputs {lost}, which are not kept"
-        raise NotReadable(asked, found, ErrorText("pass ", Option("keep", True), " to flow.updates to keep them"))
+    if lost := graph.list_stateless_inputs(*nodes):
+        why, option = graph.explain_missing_rows(lost)
+        found = f"it is made of rows of the inputs {lost}, which are {why}"
+        raise NotReadable(asked, found, ErrorText(option, " to keep them"))
     given = _parse_wanted_values(node, row, asked)
     told = trace_columns(nodes, dict(zip(given.schema.names, given.schema.names, strict=True)))
 

@@ -681,12 +681,9 @@ engine.changes("people", 1, 2).num_rows
             remedy = f"{did_you_mean(name, dict.fromkeys(known), 'names')}; if you added it since, open the flow again"
             raise NotReadable(f"read {name!r}", "there is no such output or input", remedy)
         if lost := self.dataflow.graph.list_stateless_inputs(node):
-            remedy = ErrorText(
-                "pass ",
-                Option("keep", True),
-                " to flow.updates to keep them; the differences are in each step's output",
-            )
-            raise NotReadable(f"read {name!r}", f"it is made of rows of the inputs {lost}, which are not kept", remedy)
+            why, keep = self.dataflow.graph.explain_missing_rows(lost)
+            remedy = ErrorText(keep, " to keep them; the differences are in each step's output")
+            raise NotReadable(f"read {name!r}", f"it is made of rows of the inputs {lost}, which are {why}", remedy)
         return node
 
     def closed(self, asked: str, time: Any, of: Dataflow | None = None) -> int:

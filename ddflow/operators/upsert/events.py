@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from ddflow.columns.hashing import Flags, Ints, Narrow
 from ddflow.columns.sorting import SortedRows
-from ddflow.kernels.resolve import Prior
+from ddflow.kernels.resolve import FORGOTTEN, Prior
 from ddflow.operators.updates import build_time_column
 
 FEW: Final = 512
@@ -187,7 +187,8 @@ class KeyedEvents(NamedTuple):
     None in other steps.
     """
     left: Ints = np.empty(0, np.int64)
-    """The events that have no effect, because their keys are forgotten and the events are too old."""
+    """The events that have no effect, because they are late, or too old for keys that are forgotten."""
+    left_verdict: int = FORGOTTEN
     expiry: ExpiryChange = ExpiryChange()
 
     def filter_events(self, stays: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]) -> KeyedEvents:

@@ -25,7 +25,6 @@ from ddflow.kernels.gather import SLOT
 from ddflow.kernels.identity import unmix_words
 from ddflow.kernels.resolve import (
     ERROR,
-    FORGOTTEN,
     LAPSED,
     LIVE,
     NOTHING,
@@ -220,7 +219,7 @@ class Resolved:
         room = state.arena.choose_allocator(n), kept
         out = allocate_outcomes(n, prior.reference.size, state.wide, winners, *room, not keyed.settled, keeps)
         if keyed.left.size and rows.by is keyed.by:
-            out.outcome[keyed.left] = FORGOTTEN << OUTCOME
+            out.outcome[keyed.left] = keyed.left_verdict << OUTCOME
             if out.winner.size:
                 out.winner[keyed.left] = NOTHING
         by, starts = rows.by, rows.by.starts

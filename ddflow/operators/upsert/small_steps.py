@@ -50,7 +50,7 @@ class SmallSteps:
         self.keys = build_hash_plan(bound.key_schema, row.names)
         self.values = build_hash_plan(pa.schema([row.field(name) for name in bound.tracked]), row.names)
         self.fits = False
-        if isinstance(order, Order) and state.expiring is None and not order.ranks and order.tie != ERROR:
+        if isinstance(order, Order) and not (state.expiring or state.moves or order.ranks) and order.tie != ERROR:
             self.fits = self.keys is not None and self.values is not None
             self.rules = np.array([order.base, order.tie, order.ties, order.keeps, 0, False, False], np.int64)
             self.ordered = order.event_word_count > 0

@@ -21,11 +21,14 @@ from ddflow.columns.hashing import (
     has_two_word_identities,
 )
 from ddflow.columns.layout import Arena, fixed_width, make_writable
+from ddflow.columns.order_words import mark_values_below
+from ddflow.columns.rows import gather_column, row_values
 from ddflow.columns.schema import is_word_type
 from ddflow.columns.sorting import sort_by_identity
 from ddflow.columns.threads import ALONE, Threads
+from ddflow.errors import Option
 from ddflow.kernels.emit import mark_times_and_deletes
-from ddflow.kernels.resolve import NOBODY
+from ddflow.kernels.resolve import LATE, LIVE, NOBODY
 from ddflow.operators.base import Hashes, ReadableNode
 from ddflow.operators.upsert.events import Events, KeyedEvents
 from ddflow.operators.upsert.expiry import KeyExpiry
@@ -70,6 +73,10 @@ class UpsertState(ReadableNode):
 
         None in other steps.
         """
+        self.horizon = NEVER
+        """The word of the watermark's column below which no event may change a row."""
+        self.moves = bound.watermark is not None and not bound.watermark.in_key
+        """Whether events can change the value of the watermark's column in a row."""
         self.wide, self.arena = has_two_word_identities(bound.key_schema), Arena()
         self.arrangements = (Arrangement(stored, self.wide, self.order.words, self.order.keeps),)
         self.tracked = bound.tracked
@@ -126,7 +133,30 @@ class UpsertState(ReadableNode):
         mark_times_and_deletes(make_writable(events.times), times, gone, mark)
         settled = bool(times.size) and int(times[-1]) <= since
         keyed = KeyedEvents(events, columns, times, settled, by, prior, arranged.index.built, gone, absent, mark, full)
+        if self.moves and self.horizon > NEVER and keyed.by.high.size:
+            return self._drop_late_events(keyed, self.horizon)
         return keyed if self.expiring is None else self.expiring.drop_forgotten_events(keyed)
+
+    def _drop_late_events(self, keyed: KeyedEvents, horizon: int) -> KeyedEvents:
+        """Drop the events of keys whose stored rows are below the watermark. They have the verdict ``late``. O(events).
+
+        Raises `LateEvent` if the spec refuses late events, unless the step has full contents.
+        """
+        mark, prior, by = self.bound.watermark, keyed.prior, keyed.by
+        assert mark is not None
+        late = prior.reference & LIVE != 0
+        held = prior.reference[late]
+        late[late] = mark_values_below(
+            gather_column(self.output_arrangement.prepare_row_pool(), held, mark.field), horizon
+        )
+        if late.any() and self.bound.spec.late == "error" and keyed.full is None:
+            row = int(by.permutation[by.starts[late.argmax()]])
+            key = row_values(keyed.events.rows.select(self.keys.names), row)
+            remedy = "name a column that updates leave unchanged in ", Option("watermark"), ", or "
+            raise mark.make_late_error(f"{late.sum():,} stored rows", horizon, [f", first {key}"], remedy)
+        gone = np.empty(keyed.events.times.size, np.bool_)
+        gone[by.permutation] = np.repeat(late, np.diff(by.starts))
+        return keyed.filter_events(~gone)._replace(left=np.flatnonzero(gone), left_verdict=LATE)
 
 
 def walk_live_keys(arranged: Arrangement) -> Iterator[tuple[Words, Words, Ints]]:

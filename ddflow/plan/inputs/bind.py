@@ -33,6 +33,7 @@ from ddflow.connectors.formats.base import ABSENT, BAD, DELETED, Format, Message
 from ddflow.errors import DeclareFix, ErrorText, ExpressionError, NullKey, Option, SpecError, TombstoneFix
 from ddflow.expressions import Expression, compile as compile_expression
 from ddflow.plan.inputs.spec import Tombstone, Upsert
+from ddflow.plan.inputs.watermark import BoundWatermark, bind_watermark
 from ddflow.plan.merge.bound import BoundMerge, bind_merge, build_event_schema, build_merged_row_schema
 from ddflow.plan.merge.merge import Merge
 from ddflow.plan.merge.strategy import last
@@ -59,6 +60,16 @@ class BoundInput:
     stale_output: ClassVar[Any] = None
     unique: ClassVar[bool]
     """Whether each row has multiplicity one."""
+
+    def __post_init__(self) -> None:
+        # The property raises the error of a watermark that does not fit the row.
+        assert self.watermark is None or not self.spec.holds_back, "the spec refuses both"
+
+    @cached_property
+    def watermark(self) -> BoundWatermark | None:
+        """The watermark, or None if the input has none."""
+        key = self.spec.key if self.unique else self.row_schema.names
+        return bind_watermark(self.name, self.row_schema, self.spec.watermark, key)
 
     @cached_property
     def stamp(self) -> pa.Field | None:
@@ -109,7 +120,7 @@ class BoundInput:
     @property
     def fixed_type_columns_by_option(self) -> dict[str, Sequence[str | None]]:
         """For each option, the columns that decide which event wins. Their types never change."""
-        return {"time": [self.spec.time]}
+        return {"time": [self.spec.time], "watermark": [name for name, _ in self.spec.watermark or ()]}
 
     @property
     def fixed_type_columns(self) -> frozenset[str]:
@@ -178,9 +189,9 @@ class BoundUpserts(BoundInput):
             "key": spec.key,
             "order_by": spec.order_by,
             "seq": [spec.seq],
-            "time": [spec.time],
             "groups": [name for order, _ in spec.grouped for name in order],
             "tie='greatest'": self.tracked if spec.tie == "greatest" else (),
+            **super().fixed_type_columns_by_option,
         }
 
     @property
@@ -328,6 +339,7 @@ def check_columns(name: str, schema: pa.Schema, spec: Any, own: set[str]) -> Non
         "seq": [spec.seq] if spec.seq else [],
         "time": [spec.time] if spec.time else [],
         "delete": tombstone,
+        "watermark": [column for column, _ in spec.watermark or ()],
     }
     for column in spec.order_by:
         if schema.get_field_index(f"_order_{column}") >= 0:

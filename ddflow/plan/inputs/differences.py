@@ -29,6 +29,7 @@ from ddflow.errors import ErrorText, ErrorTextPart, ExpressionError, NullKey, Op
 from ddflow.expressions import Expression, compile as compile_expression
 from ddflow.plan.inputs.bind import BoundInput, check_columns, list_format_columns
 from ddflow.plan.inputs.spec import Late
+from ddflow.plan.inputs.watermark import Watermark, parse_watermark
 from ddflow.plan.merge.checks import check_option_values
 
 CHOICES: Final[dict[str, tuple[str, ...]]] = {"late": ("error", "drop", "advance"), "null_key": ("error", "drop")}
@@ -72,6 +73,7 @@ class Differences:
     key: Sequence[str] = ()
     """For an input of messages: the columns by which a delete message identifies its row."""
     ingested: str | None = None
+    watermark: Mapping[str, str | int] | Watermark | None = None
 
     # The options of upserts with their default values. So callers can treat this spec like an `Upsert`.
     order_by: ClassVar[tuple[str, ...]] = ()
@@ -118,6 +120,7 @@ class Differences:
             self._raise_spec_error(
                 Option("lateness", self.lateness), "use a whole number of the time column's unit, 0 or more"
             )
+        object.__setattr__(self, "watermark", parse_watermark(self, self._raise_spec_error))
 
     def _raise_spec_error(self, found: str | ErrorTextPart, fix: str | ErrorTextPart) -> NoReturn:
         raise SpecError("an input of differences", found, fix)
@@ -134,6 +137,8 @@ class Differences:
         """
         given = {each.name: getattr(self, each.name) for each in fields(self)}
         out = {name: value for name, value in given.items() if value != getattr(type(self), name)}
+        if self.watermark is not None:
+            out["watermark"] = dict(self.watermark)
         if isinstance(self.diff, ChangeFeed):
             out["diff"] = {"feed": next(name for name, each in FEEDS.items() if each == self.diff)}
         return json.dumps(out)

@@ -24,6 +24,7 @@ import xxhash
 
 from ddflow.columns.names import check_column_name, did_you_mean, parse_column_names
 from ddflow.errors import ErrorText, ErrorTextPart, Option, SpecError, shorten
+from ddflow.plan.inputs.watermark import Watermark, parse_watermark
 from ddflow.plan.merge import checks
 from ddflow.plan.merge.expiry import Expiry
 from ddflow.plan.merge.merge import Merge
@@ -158,7 +159,7 @@ class Upsert:
     delete : Tombstone or str, optional
         Which events delete: a `tombstone`, or a boolean SQL expression.
     late : {"error", "drop", "advance"}
-        How to treat an event behind the frontier; "advance" moves it to the frontier.
+        How to treat an event behind the frontier, or below the watermark; "advance" moves it to the frontier.
     lateness : int, optional
         In hold-back mode: the frontier is the greatest time seen, minus this number of the time column's units.
     stale : {"drop", "mark", "side"}
@@ -191,6 +192,10 @@ class Upsert:
         The name of a new column with the time at which the row came: the time of the step or, in hold-back mode, the
         time at which the event counts.  It is the last column of the row, and is not compared to decide if a row
         changed.
+    watermark : mapping of str to str or int, optional
+        A column and a delay, such as ``{"at": "1 hour"}``; for a column of integers, the delay is a number.  No event
+        touches an older row, so ddflow forgets older rows.  ``late`` says how to treat an event that does (see
+        docs/guides/watermarks.md).
 
     Raises
     ------
@@ -220,6 +225,7 @@ class Upsert:
     derive: Mapping[str, str] | tuple[tuple[str, str], ...] = ()
     expiry: Expiry | None = None
     ingested: str | None = None
+    watermark: Mapping[str, str | int] | Watermark | None = None
 
     def __post_init__(self) -> None:
         for name in ("key", "order_by", "noop_ignore", "value", "track"):
@@ -237,6 +243,7 @@ class Upsert:
         checks.check_option_values(self, CHOICES, self._raise_spec_error)
         self._check_combinations()
         checks.check_merge_options(self, self._raise_spec_error)
+        object.__setattr__(self, "watermark", parse_watermark(self, self._raise_spec_error))
 
     def _raise_spec_error(self, found: str | ErrorTextPart, fix: str | ErrorTextPart) -> NoReturn:
         raise SpecError(
@@ -386,6 +393,8 @@ class Upsert:
                 value = {"tombstone": value.column} | ({} if value.value is None else {"value": value.value})
             if isinstance(value, Merge | Expiry):
                 value = value.to_json()
+            if each.name == "watermark":
+                value = dict(value)
             out[each.name] = value
         return json.dumps(out)
 

@@ -82,7 +82,7 @@ def check_option_values(spec: Any, choices: Mapping[str, tuple[str, ...]], refus
     refuse_first_broken_rule(
         refuse,
         (
-            spec.time is None and spec.late != "error",
+            spec.time is None and spec.watermark is None and spec.late != "error",
             ErrorText(Option("late", spec.late), " has no effect without ", Option("time")),
             ErrorText("name the time column, or omit ", Option("late")),
         ),

@@ -219,6 +219,7 @@ _KINDS: dict[str, Any] = {
     "derive": list[tuple[Any, Any]],
     "merge": str | dict[str, Any],
     "expiry": dict[str, Any],
+    "watermark": dict[str, str | int],
     "exclusive": bool,
 }
 _SPEC: Any = defstruct(
@@ -238,6 +239,7 @@ _DIFFERENCES: Any = defstruct(
         ("value", list[str] | UnsetType, UNSET),
         ("key", list[str] | UnsetType, UNSET),
         ("ingested", str | UnsetType, UNSET),
+        ("watermark", dict[str, str | int] | UnsetType, UNSET),
     ],
     forbid_unknown_fields=True,
 )

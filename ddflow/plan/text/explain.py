@@ -25,6 +25,7 @@ from ddflow.plan.collection import Collection, Columns, find_paired_inputs, is_p
 from ddflow.plan.inputs.input import Input
 from ddflow.plan.plan import Plan
 from ddflow.plan.text.formulas import Formulas, JsonRecord
+from ddflow.plan.watermarks import describe_watermarks
 from ddflow.terminal import escape_text
 
 MOST_LINES = 500
@@ -108,6 +109,7 @@ def explain_collections(plan: Plan, roots: Mapping[str, Collection], figures: Fi
     """
     paired = find_paired_inputs(plan.outputs.values())
     standing, seen, lines = find_partitioning(plan, paired), set[Collection](), list[str]()
+    marks = describe_watermarks(plan)
     names: dict[Collection, str] = {node: name for name, node in plan.inputs.items()}
     entries: dict[Collection, Input] = {node: node for node in plan.inputs.values()}
     for name, root in roots.items():
@@ -121,6 +123,7 @@ def explain_collections(plan: Plan, roots: Mapping[str, Collection], figures: Fi
             seen.add(node)
             entry = entries.get(node)
             text, notes = write_operator(node, names), list_placement_notes(node, entry, standing, paired, root is node)
+            notes += [marks[node]] if node in marks else []
             notes += (figures or {}).get(node, ())
             note = "as above" if again else "; ".join(notes)
             lines.append(f"{before}{here}{text}" + (f"    {note}" if note else ""))
@@ -424,12 +427,14 @@ def _build_boxes(plan: Plan, roots: Mapping[str, Collection], figures: Figures) 
     standing = find_partitioning(plan, paired)
     names: dict[Collection, str] = {node: name for name, node in plan.inputs.items()}
     entries: dict[Collection, Input] = {node: node for node in plan.inputs.values()}
+    marks = describe_watermarks(plan)
     wanted = walk_inputs(roots.values())
     boxes, at = list[Box](), dict[Collection, int]()
     for node in (each for each in plan.nodes if each in wanted):  # inputs precede the collections built from them
         entry = entries.get(node)
         notes = list_placement_notes(node, entry, standing, paired, node in roots.values())
         notes += [*(() if entry is None else (format_columns(entry.bound.schema), format_spec(entry)))]
+        notes += [marks[node]] if node in marks else []
         notes += figures.get(node, ())
         kind: Kind = "input" if entry is not None else "kept" if node.keeps else "operator"
         at[node] = len(boxes)
