@@ -172,6 +172,10 @@ class TemporalFilter(RowPreservingOperator):
         """Return all columns, because the output rows are input rows; see `Collection.find_pushdown_columns`."""
         return {name: name for name in self.schema.names}
 
+    def map_watermark_columns(self, at: int) -> dict[str, Any]:
+        """Return no columns: rows below a watermark can come and go later; see `Collection.map_watermark_columns`."""
+        return {}
+
     def unique_by(self) -> list[Columns]:
         """Return the keys of the input; see `Collection.unique_by`."""
         return self.inputs[0].unique_by()

@@ -155,7 +155,13 @@ def find_forgetting_rules(plan: Plan) -> dict[Collection, ForgettingRule]:
     needed = walk_inputs([*plan.inputs.values(), *plan.outputs.values()]) if found else set()
     readers = [node for node in plan.nodes if node.looks and node in needed]
     for node in plan.nodes:
-        if node in needed and node.keeps and (rule := _find_rule(node, found, readers)) is not None:
+        # Rows that wait for a time are due even if no event touches them any more.
+        if (
+            node in needed
+            and node.keeps
+            and not node.reads_clock
+            and (rule := _find_rule(node, found, readers)) is not None
+        ):
             out[node] = rule
     return out
 

@@ -187,6 +187,26 @@ def test_reads_equal_duckdb(text: str, steps: list[Any]) -> None:
             assert to_rows(engine.read("shown")) == to_rows(found.append_column("n", pa.repeat(1, found.num_rows)))
 
 
+@effort(100)
+@given(text=st.sampled_from([*CONDITIONS]), delay=st.integers(0, 3), later=st.lists(st.integers(1, 5), max_size=8))
+def test_a_watermark_forgets_no_row_that_waits(text: str, delay: int, later: list[int]) -> None:
+    made = []
+    for watermark in ({"at": f"{delay} microseconds"}, None):
+        flow = dd.Flow()
+        rows = flow.updates("rows", {name: COLUMNS[name] for name in ("id", "at", "upto", "n")}, watermark=watermark)
+        flow.output("counted", rows.filter(text).count(by=["at", "n"]))
+        out, time = list[Any](), 0
+        with flow.open() as engine:
+            for i, more in enumerate(later):
+                time += more
+                given = [{"id": i, "at": time, "upto": time + 2 * i, "n": i % 2 + 1}]
+                out.append(to_updates(engine.step({"rows": to_table(given, [*COLUMNS])}, time=moment(time))["counted"]))
+                engine.compact()
+            out += [to_updates(engine.step({}, time=moment(t))["counted"]) for t in (time + 3, time + 20)]
+        made.append(out)
+    assert made[0] == made[1]
+
+
 def times_of(flow: dd.Flow, rows: Any, *times: Any) -> list[list[int]]:
     """Return the diffs of each step at some times. The rows come at the first one."""
     with flow.open() as engine:
