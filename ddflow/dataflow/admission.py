@@ -300,7 +300,7 @@ class InputValidator:
         if self.stamp is not None:
             rows = add_stamps(rows, times, self.stamp)
         if self.watermark is not None:
-            codes = self._judge_by_watermark(rows, codes, where)
+            codes = self._judge_by_watermark(rows, codes, where, time)
         events, refused = Events(rows, times, original, arrival), None
         if codes is not None and (codes >= 0).any():
             gone = np.flatnonzero(codes >= 0)
@@ -367,15 +367,18 @@ class InputValidator:
         words = words[here]
         return (int(words.min()), int(words.max())) if words.size else (CLOSED, NEVER)
 
-    def _judge_by_watermark(self, rows: pa.RecordBatch, codes: Any, where: Where) -> Any:
-        """Mark the rows below the watermark as late. Raise `LateEvent` if the spec refuses late events.
+    def _judge_by_watermark(self, rows: pa.RecordBatch, codes: Any, where: Where, time: int | None) -> Any:
+        """Mark the rows below the watermark as late, and those too far ahead of the step's ``time`` as bad.
 
-        A stored row that an event would change is judged later, in the step.
+        A stored row that an event would change is judged later, in the step. Raises `LateEvent` if the spec refuses
+        late events.
         """
         bound: Any = self.bound
         horizon = bound.watermark.compute_horizon(self.greatest)
         codes = np.full(rows.num_rows, np.int8(-1)) if codes is None else codes
         words, here = bound.watermark.read_words(rows, bound)
+        if bound.watermark.ahead is not None and time is not None:
+            codes[here & (words > bound.watermark.compute_greatest(time, bound.time_type)) & (codes < 0)] = BAD
         late = np.flatnonzero(here & (words < horizon) & (codes < 0))
         if late.size and bound.spec.late == "error" and not self.keeps_old_rows:
             value = format_time(int(words[late[0]]), bound.watermark.field.type)

@@ -169,6 +169,7 @@ class Plan(PlanNodes):
         null_key: Literal["error", "drop"] = "error",
         value: Sequence[str] | None = None,
         watermark: Mapping[str, str | int] | None = None,
+        ahead: str | None = None,
         key: str | Sequence[str] = (),
         format: Format | None = None,
         ingested: str | None = None,
@@ -186,7 +187,7 @@ class Plan(PlanNodes):
             The column of times.  With it, the flow is in hold-back mode.
         keep : bool
             Whether to store the rows, so that you can read the input and the collections built from it row by row.
-        late, lateness, watermark
+        late, lateness, watermark, ahead
             The same as in `ddflow.Upsert`.
         null_key : {"error", "drop"}
             How to treat a row whose diff is null; "drop" counts it under the verdict bad.
@@ -223,7 +224,7 @@ class Plan(PlanNodes):
         >>> plan.updates("log", {"city": pa.string(), "n": pa.int64()}, diff="n")
         Input(city string)
         """
-        spec = Differences(diff, time, keep, late, lateness, null_key, value, key, ingested, watermark)
+        spec = Differences(diff, time, keep, late, lateness, null_key, value, key, ingested, watermark, ahead)
         columns = to_arrow_schema(schema, f"the schema of {name!r}")
         bound = bind_differences(name, columns, spec) if format is None else bind_format(name, columns, spec, format)
         return self._add_input(bound)
@@ -279,6 +280,9 @@ class Plan(PlanNodes):
             raise SpecError(Option("clock"), found, ErrorText("omit ", Option("clock")), input=name)
         if self.clock is not None:
             bound = replace(bound, time_type=self.clock)
+        elif spec.ahead is not None and bound.time_type == INT64:
+            found = "the steps of the flow are numbered, so no row is ahead of them"
+            raise SpecError(Option("ahead", spec.ahead), found, 'declare dd.Flow(clock="timestamp")', input=name)
         for other in self.inputs.values():
             self._check_modes(bound, other.bound)
         for side, schema in bound.side_output_schemas.items():

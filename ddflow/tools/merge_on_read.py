@@ -119,7 +119,7 @@ def fold_log(
     # stale= adds rows that do not belong to the collection.
     alone = replace(spec, stale="drop", expiry=None, ingested=None) if isinstance(spec, Upsert) else spec
     late: Any = spec.late if spec.holds_back else "error"
-    alone = replace(alone, lateness=None, watermark=None, late=late)
+    alone = replace(alone, lateness=None, watermark=None, ahead=None, late=late)
     input = flow._add_input(bind_input(LOG, declared, alone, format=format))
     # A flow needs an output, and a count of all rows is the cheapest output.
     flow.output("rows", input.count(by=[]))

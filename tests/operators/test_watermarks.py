@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pyarrow as pa
@@ -363,3 +363,25 @@ def test_a_watermark_that_does_not_fit_is_refused(given: dict[str, Any]) -> None
     if not {"merge", "expiry"} & given.keys():
         with raises(SpecError):
             dd.Flow().updates("a", columns, **{name: each for name, each in given.items() if name != "order_by"})
+
+
+def test_a_row_far_ahead_is_bad_and_does_not_move_the_watermark() -> None:
+    moment, columns = datetime(2026, 11, 29, 12), {"id": int, "at": "timestamp"}
+    spec = dd.Upsert(["id", "at"], watermark={"at": "1 hour"}, ahead="1 day")
+    flow = dd.Flow(clock="timestamp")
+    flow.output("counted", flow.upserts("rows", columns, spec).count([]))
+    assert dd.Upsert.from_json(spec.to_json()) == spec
+    with flow.open() as engine:
+        for n, at in enumerate([moment, moment.replace(year=9999), moment + timedelta(days=1), moment]):
+            time = (moment + timedelta(microseconds=n)).replace(tzinfo=UTC)
+            step = engine.step({"id": [n], "at": [at]}, time=time) if n < 3 else None
+            assert step is None or step.verdicts.bad == (n == 1)
+        assert engine.dataflow.totals["bad"] == 1
+        with raises(LateEvent):
+            engine.step({"id": [9], "at": [moment]}, time=moment.replace(minute=1, tzinfo=UTC))
+    with raises(SpecError):
+        dd.Flow().upserts("rows", columns, spec)
+    with raises(SpecError):
+        dd.Upsert(["id", "at"], ahead="1 day")
+    with raises(SpecError):
+        dd.Flow(clock="timestamp").updates("rows", {"n": int}, watermark={"n": 5}, ahead="1 day")

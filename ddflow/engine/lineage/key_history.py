@@ -246,7 +246,9 @@ class _KeyHistoryBuilder:
         ``log``: the parts with their marks.
         """
         late: Any = "advance" if self.bound.spec.late == "advance" else "error"
-        spec: Spec = replace(self.bound.spec, stale="drop", lateness=None, late=late, ingested=None, watermark=None)
+        spec: Spec = replace(
+            self.bound.spec, stale="drop", lateness=None, late=late, ingested=None, watermark=None, ahead=None
+        )
         bound = bind_upserts(self.bound.name, self.bound.schema, spec, self.bound.format)
         upsert, admission, batcher = RunningUpsert(bound, Secret.fresh()), InputValidator(bound), Batcher()
         seen = 0

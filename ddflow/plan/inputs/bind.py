@@ -69,7 +69,7 @@ class BoundInput:
     def watermark(self) -> BoundWatermark | None:
         """The watermark, or None if the input has none."""
         key = self.spec.key if self.unique else self.row_schema.names
-        return bind_watermark(self.name, self.row_schema, self.spec.watermark, key)
+        return bind_watermark(self.name, self.row_schema, self.spec.watermark, key, self.spec.ahead)
 
     @cached_property
     def stamp(self) -> pa.Field | None:

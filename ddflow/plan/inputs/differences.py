@@ -74,6 +74,7 @@ class Differences:
     """For an input of messages: the columns by which a delete message identifies its row."""
     ingested: str | None = None
     watermark: Mapping[str, str | int] | Watermark | None = None
+    ahead: str | None = None
 
     # The options of upserts with their default values. So callers can treat this spec like an `Upsert`.
     order_by: ClassVar[tuple[str, ...]] = ()

@@ -196,6 +196,9 @@ class Upsert:
         A column and a delay, such as ``{"at": "1 hour"}``; for a column of integers, the delay is a number.  No event
         touches an older row, so ddflow forgets older rows.  ``late`` says how to treat an event that does (see
         docs/guides/watermarks.md).
+    ahead : str, optional
+        With ``watermark``, in a flow with a clock: a row whose value is more than this after the time of the step, such
+        as "1 day", is bad.  So one wrong year cannot move the watermark.
 
     Raises
     ------
@@ -226,6 +229,7 @@ class Upsert:
     expiry: Expiry | None = None
     ingested: str | None = None
     watermark: Mapping[str, str | int] | Watermark | None = None
+    ahead: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("key", "order_by", "noop_ignore", "value", "track"):

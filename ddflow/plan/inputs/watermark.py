@@ -38,10 +38,17 @@ class BoundWatermark(NamedTuple):
     """The distance of the horizon from the greatest value, in the unit of the column."""
     in_key: bool
     """Whether all events of a row have the same value in the column."""
+    ahead: int | None = None
+    """How far a value may be after the time of the step, in the unit of the column.  None without a limit."""
 
     def compute_horizon(self, greatest: int) -> int:
         """Compute the word below which rows are old. ``greatest``: the greatest word, or `NEVER` before the first."""
         return max(greatest - self.delay, NEVER)
+
+    def compute_greatest(self, time: int, clock: pa.DataType) -> int:
+        """Compute the greatest word of a row that is not bad.  ``time``: the time of the step, of type ``clock``."""
+        now = time * _count_nanoseconds(clock) // _count_nanoseconds(self.field.type)
+        return CLOSED if self.ahead is None else min(now + self.ahead, CLOSED)
 
     def read_words(self, rows: pa.RecordBatch, bound: Any) -> tuple[Any, Any]:
         """Return the words of the column in events, and bool[n], false for nulls and values without a meaning.
@@ -81,6 +88,9 @@ def parse_watermark(spec: Any, refuse: Refuse) -> Watermark | None:
     (('at', '1 hour'),)
     """
     given = spec.watermark
+    if spec.ahead is not None and (given is None or not isinstance(spec.ahead, str)):
+        remedy = ErrorText("write a duration beside ", Option("watermark"), ", as in ", Option("ahead", "1 day"))
+        refuse(ErrorText(Option("ahead", spec.ahead), "" if given else " without a watermark"), remedy)
     if given is None:
         return None
     pairs: Any = tuple(given.items()) if isinstance(given, Mapping) else given
@@ -117,10 +127,12 @@ def parse_watermark(spec: Any, refuse: Refuse) -> Watermark | None:
     return cast(Watermark, pairs)
 
 
-def bind_watermark(name: str, row: pa.Schema, given: Watermark | None, key: Sequence[str]) -> BoundWatermark | None:
+def bind_watermark(
+    name: str, row: pa.Schema, given: Watermark | None, key: Sequence[str], ahead: str | None = None
+) -> BoundWatermark | None:
     """Bind a watermark to the columns of an input's rows. Raises `SpecError`.
 
-    ``key``: the columns that identify a row.
+    ``key``: the columns that identify a row. ``ahead``: how far a value may be after the time of the step.
     """
     if given is None:
         return None
@@ -137,7 +149,10 @@ def bind_watermark(name: str, row: pa.Schema, given: Watermark | None, key: Sequ
         remedy = "write a whole number, 0 or more" if whole else "write a duration: '1 hour'"
         raise SpecError(asked, f"{delay!r} is not a delay for {column!r}, which is {kind}", remedy)
     length = delay if isinstance(delay, int) else _read_duration(asked, delay, kind)
-    return BoundWatermark(name, field, length, column in key)
+    if ahead is not None and whole:
+        raise SpecError(Option("ahead", ahead), f"{column!r} is {kind}, which is no time", "omit it, or name a time")
+    far = None if ahead is None else _read_duration(ErrorText(Option("ahead"), f" of {name!r}"), ahead, kind)
+    return BoundWatermark(name, field, length, column in key, far)
 
 
 def _read_duration(asked: Any, text: str, kind: pa.DataType) -> int:
@@ -146,7 +161,7 @@ def _read_duration(asked: Any, text: str, kind: pa.DataType) -> int:
     from ddflow.expressions.intervals import parse_interval
     from ddflow.expressions.node import Refusal
 
-    unit = 86_400 * 10**9 if pat.is_date32(kind) else _NANOSECONDS["ms" if pat.is_date64(kind) else kind.unit]
+    unit = _count_nanoseconds(kind)
     try:
         length = parse_interval([(text, None, None)])
     except Refusal as refusal:
@@ -156,3 +171,8 @@ def _read_duration(asked: Any, text: str, kind: pa.DataType) -> int:
         found = f"{text!r} is not a whole number of units of {kind}"
         raise SpecError(asked, found, "write a duration without months, such as '2 days'")
     return out
+
+
+def _count_nanoseconds(kind: pa.DataType) -> int:
+    """Return the nanoseconds in a unit of a type of dates or timestamps."""
+    return 86_400 * 10**9 if pat.is_date32(kind) else _NANOSECONDS["ms" if pat.is_date64(kind) else kind.unit]

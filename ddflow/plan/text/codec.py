@@ -211,7 +211,7 @@ _TOMBSTONE: Any = defstruct("_TOMBSTONE", [("tombstone", str), ("value", bool | 
 _KINDS: dict[str, Any] = {
     **dict.fromkeys(("key", "order_by", "noop_ignore", "value", "track"), list[str]),
     **dict.fromkeys(
-        ("tie", "seq", "time", "late", "stale", "null_key", "where", "deletes", "versions", "ingested"), str
+        ("tie", "seq", "time", "late", "stale", "null_key", "where", "deletes", "versions", "ingested", "ahead"), str
     ),
     "lateness": Natural,
     "delete": str | _TOMBSTONE,
@@ -240,6 +240,7 @@ _DIFFERENCES: Any = defstruct(
         ("key", list[str] | UnsetType, UNSET),
         ("ingested", str | UnsetType, UNSET),
         ("watermark", dict[str, str | int] | UnsetType, UNSET),
+        ("ahead", str | UnsetType, UNSET),
     ],
     forbid_unknown_fields=True,
 )
