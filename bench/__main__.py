@@ -36,6 +36,7 @@ NAMES = [
     "semantics",
     "operators",
     "windows",
+    "temporal",
     "noops",
     "tables",
     "tpch",
