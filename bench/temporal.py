@@ -4,9 +4,9 @@ The lines ``filter`` and ``last-hour`` run over W1 in hold-back mode, whose time
 has its time as a column. All rows satisfy the plain filter, so both lines emit almost the same updates; the rows of the
 last hour also leave after an hour. The updates are compared with those that numpy computes.
 
-The other lines are queries 5, 7, 11 and 12 of Nexmark, over bids that are drawn as the generator of Nexmark draws them.
-Their results are compared with DuckDB's. `FLINK` has figures that were published for another machine, so they are no
-bar.
+The lines ``q5``, ``q7``, ``q11`` and ``q12`` are queries of Nexmark, over bids that are drawn as the generator of
+Nexmark draws them. Their results are compared with DuckDB's. `FLINK` has figures that were published for another
+machine, so they are no bar. The line ``watermark`` counts a stream whose rows are forgotten after 10**6 events.
 
 >>> [BENCH.measure(line, 20_000)["updates"] for line in ("filter", "last-hour", "q5", "q7", "q11", "q12")]
 [27906, 29826, 5, 5, 966, 966]
@@ -22,7 +22,7 @@ from typing import Any, Final
 import numpy as np
 import ours
 import pyarrow as pa
-from report import Bar, Row, at_least
+from report import Bar, Row, at_least, within
 from runner import Bench, Job
 from workloads import SHAPES, build, load, slices, summed
 
@@ -34,6 +34,9 @@ FLINK: Final = {"q5": 22.14, "q7": 12.33, "q11": 39.7, "q12": 75.67}
 CONDITIONS = {"filter": "at >= timestamp '1970-01-01'", "last-hour": "at > now() - interval 1 hour"}
 PER_SECOND: Final = 10_000
 """The bids in a second of their own time."""
+
+GROWTH: Final = 1.05
+"""The target of memory after the first tenth of a stream, as a multiple of the memory in this tenth."""
 
 QUERIES: Final = {
     "q5": """
@@ -81,17 +84,21 @@ class Temporal(Bench):
     quick = ({}, {"events": "200000"})
     columns = (
         "line {line} | rows {rows:,} | updates {updates:,} | seconds {median_seconds:.3f} | "
-        "CPU s {cpu_seconds!m:.3f} | k rows/s and core {k_per_cpu_s:,.0f} | Flink 1.13 {flink:,.1f}"
+        "CPU s {cpu_seconds!m:.3f} | k rows/s and core {k_per_cpu_s:,.0f} | Flink 1.13 {flink:,.1f} | "
+        "state MB {state_mb:,.1f} | first tenth {first_mb:,.1f}"
     )
 
     def jobs(self) -> list[Job]:
         """Return the jobs."""
         lines = dict.fromkeys(CONDITIONS, 10_000_000) | dict.fromkeys(QUERIES, 2_000_000)
-        return [Job({"line": line, "events": events}, rounds=3) for line, events in lines.items()]
+        jobs = [Job({"line": line, "events": events}, rounds=3) for line, events in lines.items()]
+        return [*jobs, Job({"line": "watermark", "events": 100_000_000}, rounds=1)]
 
     def measure(self, line: str, events: int) -> dict[str, Any]:
         """Time the steps; raise AssertionError if the result is wrong."""
         ours.warm()
+        if line == "watermark":
+            return _time_stream(events)
         if line in QUERIES:
             bids = draw_bids(events)
             _time_query(line, bids.slice(0, ours.STEP // 2))
@@ -104,7 +111,8 @@ class Temporal(Bench):
         """Add the rate by processor time, and the published one."""
         row = super().row(job, samples)
         row["k_per_cpu_s"] = row["rows"] / float(np.median(row["cpu_seconds"])) / 1e3
-        return row | {"flink": FLINK.get(job.what["line"])}
+        none = {"state_mb": None, "first_mb": None}
+        return none | row | {"flink": FLINK.get(job.what["line"])}
 
     def notes(self, result: Row) -> list[str]:
         """Say what the figures of Flink are."""
@@ -114,10 +122,39 @@ class Temporal(Bench):
         ]
 
     def bars(self, result: Row) -> Iterator[Bar]:
-        """Yield the bar of the last hour."""
+        """Yield the bars of the last hour, and of the memory of a stream."""
+        for row in result["results"]:
+            if row["state_mb"] is not None:
+                grown = row["state_mb"] / row["first_mb"]
+                yield within("memory of a stream", f"{grown:.3f} x", f"{GROWTH} x", grown <= GROWTH, "first tenth")
         rates = {row["line"]: row["k_per_cpu_s"] / 1e3 for row in result["results"]}
         if CONDITIONS.keys() <= rates.keys():
             yield at_least("last hour", rates["last-hour"], "filter", rates["filter"], LAST_HOUR_OF_FILTER)
+
+
+def _time_stream(events: int) -> dict[str, Any]:
+    """Time a stream with a watermark, and record the memory of the state in its first tenth and in the rest."""
+    import ddflow as dd
+
+    flow = dd.Flow()
+    spec = dd.Upsert(["id", "at"], watermark={"at": "1 second"})
+    rows = flow.upserts("events", {"id": pa.int64(), "at": pa.timestamp("us"), "n": pa.int64()}, spec)
+    flow.output("out", rows.project({"slot": "date_trunc('second', at)", "n": "n"}).count())
+    sizes, updates, taken = list[int](), 0, {"seconds": 0.0, "cpu_seconds": 0.0}
+    step = max(min(ours.STEP, events // 100), 1)
+    with flow.open(threads=1) as engine:
+        for begin in range(0, events, step):
+            at = np.arange(begin, begin + step)
+            table = pa.table({"id": at * 7919 % events, "at": pa.array(at, pa.timestamp("us")), "n": at % 100})
+            begun, spent = time.perf_counter(), time.process_time()
+            updates += engine.step({"events": table})["out"].num_rows
+            taken["seconds"] += time.perf_counter() - begun
+            taken["cpu_seconds"] += time.process_time() - spent
+            sizes.append(engine.dataflow.nbytes)
+        assert engine.dataflow.totals == {"applied": step * len(sizes)}
+    first = max(sizes[: len(sizes) // 10])
+    mb = {"first_mb": first / 1e6, "state_mb": max(sizes[len(sizes) // 10 :]) / 1e6}
+    return {**taken, **mb, "rows": step * len(sizes), "updates": updates}
 
 
 def spread_times(events: int) -> pa.Table:
