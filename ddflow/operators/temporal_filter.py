@@ -28,7 +28,7 @@ from ddflow.kernels.frames import find_bound_ranges
 from ddflow.kernels.top import StepUpdates, StoredGroups
 from ddflow.operators.arranged import RunningArrange
 from ddflow.operators.base import OperatorContext, RowPreservingOperator, RunningOperator, register_operator
-from ddflow.operators.updates import Updates, consolidate, ints
+from ddflow.operators.updates import Updates, consolidate, ints, sort_retractions_first
 from ddflow.plan.collection import Collection, Columns, refuse_forgetting_inputs
 from ddflow.plan.text.formulas import JsonRecord, find_formula_objections
 from ddflow.time import CLOSED, INT64, NEVER
@@ -250,12 +250,17 @@ class RunningTemporalFilter(RunningArrange):
         every = np.arange(due.diffs.size)
         if every.size or left.size or (begin[came] > stamps[came]).any():
             at = due.due if self.exact else np.full(every.size, until)
-            shown = [(came, *plus), (left, *minus), (every, due.rows, at, due.diffs)]
-            out = _combine([UpdatesAtTimes(*each) for each in shown if each[0].size], self.wanted, updates.times)
-            # Two updates of a row can only be at one time if a bound of the row is in this step.
-            opposite = not self.exact and bool((due.diffs > 0).any() and (due.diffs < 0).any())
-            if opposite or left.size or (span.begin[came] >= self.output_arrangement.upper).any():
-                out = consolidate(out, self.secret)
+            gone = [UpdatesAtTimes(left, *minus), UpdatesAtTimes(every, due.rows, at, due.diffs)]
+            # Two updates of a row can only be at one time if a bound of the row is in this step. A row comes before its
+            # end, so what comes can only cancel a begin.
+            mixed = not self.exact and bool((due.diffs > 0).any() and (due.diffs < 0).any())
+            mixed = mixed or bool((span.begin[came] >= self.output_arrangement.upper).any())
+            if left.size and not mixed:
+                ended = consolidate(_combine(gone, self.wanted, ints()), self.secret)
+                places, ends_at = np.arange(ended.diffs.size), ended.times.take(ended.ranks)
+                gone = [UpdatesAtTimes(places, ended.rows, ends_at, ended.diffs)]
+            out = _combine([UpdatesAtTimes(came, *plus), *gone], self.wanted, updates.times)
+            out = consolidate(out, self.secret) if mixed else out
         else:
             out = updates if came.size == stamps.size else updates.take(came)
         kept = [(later, *plus), (ends, *minus), (every, due.rows, due.due, -due.diffs)]
@@ -317,7 +322,7 @@ class RunningTemporalFilter(RunningArrange):
                 its = np.stack(self.rows.identify_rows(waiting.rows), axis=1)
                 places = np.flatnonzero([word.tobytes() in known for word in its])
                 shown.append(UpdatesAtTimes(places, waiting.rows, np.full(its.shape[0], as_of), -waiting.diffs))
-        return _combine([each for each in shown if each.places.size] or shown[:1], self.rows.names, ints())
+        return _combine(shown, self.rows.names, ints())
 
     def select_waiting_rows(self, inputs: Sequence[Updates]) -> Updates:
         """Select the updates of rows that are accepted, but not present yet.  ``inputs``: as for `compute`."""
@@ -369,7 +374,8 @@ def _read_waiting(arranged: Any, picked: PickedVersions) -> DueUpdates:
 
 
 def _combine(parts: Sequence[UpdatesAtTimes], names: Sequence[str], times: Ints) -> Updates:
-    """Combine updates in the order of their times.  ``times``: further times that the result lists. O(n log n)."""
+    """Combine updates in the order of their times, retractions first.  ``times``: further times to list. O(n log n)."""
+    parts = [each for each in parts if each.places.size] or parts[:1]
     taken = [column_arrays(each.rows.take(pa.array(each.places)), names) for each in parts]
     rows = pa.concat_tables([pa.Table.from_arrays(columns, names) for columns in taken]).combine_chunks()
     stamps = np.concatenate([each.times[each.places] for each in parts])
@@ -377,4 +383,4 @@ def _combine(parts: Sequence[UpdatesAtTimes], names: Sequence[str], times: Ints)
     listed = times if listed.size == times.size else listed
     ranks = np.searchsorted(listed, stamps).astype(np.int32)
     made = Updates(rows, ranks, np.concatenate([each.diffs[each.places] for each in parts]), listed)
-    return made.take(np.argsort(ranks, kind="stable"))
+    return made.take(sort_retractions_first(ranks, made.diffs, listed.size))
