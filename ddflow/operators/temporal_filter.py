@@ -20,6 +20,7 @@ from ddflow.columns.hashing import Ints, RowHasher, Words, unpack_booleans
 from ddflow.columns.names import TIMES, check_column_names
 from ddflow.columns.rows import gather_table
 from ddflow.columns.schema import column_arrays
+from ddflow.columns.sorting import sort_by_words
 from ddflow.errors import ExpressionError, shorten
 from ddflow.expressions import Expression, compile as compile_expression
 from ddflow.expressions.node import Refusal
@@ -28,7 +29,7 @@ from ddflow.kernels.frames import find_bound_ranges
 from ddflow.kernels.top import StepUpdates, StoredGroups
 from ddflow.operators.arranged import RunningArrange
 from ddflow.operators.base import OperatorContext, RowPreservingOperator, RunningOperator, register_operator
-from ddflow.operators.updates import Updates, consolidate, ints, sort_retractions_first
+from ddflow.operators.updates import GroupSortedUpdates, Updates, consolidate, ints, sort_retractions_first
 from ddflow.plan.collection import Collection, Columns, refuse_forgetting_inputs
 from ddflow.plan.text.formulas import JsonRecord, find_formula_objections
 from ddflow.time import CLOSED, INT64, NEVER
@@ -284,6 +285,22 @@ class RunningTemporalFilter(RunningArrange):
         rows, summed = pa.concat_tables(tables).combine_chunks(), np.concatenate(diffs)
         stored = Updates(rows, np.zeros(summed.size, np.int32), summed, ints(until))
         return super().compute([stored], since)[1]
+
+    def group_updates(self, updates: Updates, keys: RowHasher) -> GroupSortedUpdates:
+        """Sort the updates by the words of `compute_row_words`; see `RunningArrange.group_updates`.
+
+        Many updates are due at one time. So the sort begins with one word, the rank of the time and the first bits of
+        the row, whose values are spread evenly.
+        """
+        more = self.compute_row_words(updates.rows)
+        due, first = more[:, 0].view(np.uint64), more[:, 1].view(np.uint64)
+        distinct = np.unique(due)
+        bits = max(int(distinct.size - 1).bit_length(), 1)
+        ranks = np.searchsorted(distinct, due).astype(np.uint64)
+        word = (ranks << np.uint64(64 - bits)) | (first >> np.uint64(bits))
+        by = sort_by_words(word, np.zeros_like(word), more, None, keys.threads)
+        high, low = keys.compute_identities([], due.size)
+        return GroupSortedUpdates.gather(updates, by._replace(high=high, low=low), more, keys.threads)
 
     def apply(self, changes: Sequence[Any], upper: int, since: int) -> None:
         """See `RunningOperator.apply`.  Changes of one step can overlap, so each becomes a run of its own."""

@@ -136,7 +136,7 @@ class GroupSortedUpdates(NamedTuple):
             return cls.sort_by_words(updates, keys, np.stack(words, axis=1).view(np.int64), arena)
         ids = keys.compute_identities(column_arrays(updates.rows, keys.names), n)
         by = sort_by_identity(*ids, arena, keys.threads)
-        return cls._gather(updates, by, np.empty((n, 0), np.int64), keys.threads)
+        return cls.gather(updates, by, np.empty((n, 0), np.int64), keys.threads)
 
     @classmethod
     def sort_by_words(
@@ -145,10 +145,10 @@ class GroupSortedUpdates(NamedTuple):
         """Sort updates by the columns of ``keys``, then by the words of the row, int64[n, w].  O(n log n)."""
         high, low = keys.compute_identities(column_arrays(updates.rows, keys.names), updates.diffs.size)
         by = sort_by_words(high, low, more, arena, keys.threads)
-        return cls._gather(updates, by, more, keys.threads)
+        return cls.gather(updates, by, more, keys.threads)
 
     @classmethod
-    def _gather(cls, updates: Updates, by: SortedRows, more: Ints, threads: Threads) -> GroupSortedUpdates:
+    def gather(cls, updates: Updates, by: SortedRows, more: Ints, threads: Threads) -> GroupSortedUpdates:
         """Gather the sorted updates. ``more``: the words of the rows, in the order of ``updates``. O(n)."""
         places = np.empty(updates.diffs.size, np.int64)
         columns: Any = [np.empty_like(each) for each in (more, updates.ranks, updates.diffs)]
