@@ -268,6 +268,23 @@ def test_a_row_that_is_over_is_neither_emitted_nor_kept() -> None:
         assert waiting.keys == 0 and not engine.dataflow.graph.has_due_updates(2**62)
 
 
+def test_a_row_that_changes_before_its_end_has_no_update_at_its_end() -> None:
+    flow = dd.Flow()
+    rows = flow.upserts("rows", {"id": int, "n": int, "time": MOMENT, "upto": MOMENT}, dd.Upsert(key="id", time="time"))
+    flow.output("shown", rows.filter("now() < upto"))
+    with flow.open() as engine:
+        columns = {"id": [1, 1], "n": [3, 4], "time": pa.array([1, 2], MOMENT), "upto": pa.array([5, 7], MOMENT)}
+        engine.push({"rows": columns})
+        made = engine.advance_to(9)["shown"]
+        assert made["_time"].cast(pa.int64()).to_pylist() == [1, 2, 2, 7]
+        assert list(zip(made["n"].to_pylist(), made["_diff"].to_pylist(), strict=True)) == [
+            (3, 1),
+            (3, -1),
+            (4, 1),
+            (4, -1),
+        ]
+
+
 def test_bounds_beyond_all_times() -> None:
     flow = dd.Flow()
     nanos = pa.timestamp("ns")
