@@ -165,8 +165,10 @@ def _search_ranges(
     slots, groups, batches = stored
     for p in range(slots.size):
         base, first, stop = batches[slots[p], MORE], groups[g, 2 * p], groups[g, 2 * p + 1]
-        first = _find_row(base, wide, first, stop, place, n, 0)
-        ranges[written, 2 * p], ranges[written, 2 * p + 1] = first, _find_row(base, wide, first, stop, place, n, 1)
+        if first < stop:
+            first = _find_row(base, wide, first, stop, place, n, 0)
+            stop = _find_row(base, wide, first, stop, place, n, 1)
+        ranges[written, 2 * p], ranges[written, 2 * p + 1] = first, stop
 
 
 @kernel
@@ -181,6 +183,8 @@ def _extend_ranges(
     slots, groups, batches = stored
     place, found = np.uint64(bound.ctypes.data), ~np.uint64(0) if side == 0 else np.uint64(0)
     for p in range(slots.size):
+        if groups[g, 2 * p] == groups[g, 2 * p + 1]:
+            continue
         base, at, step = batches[slots[p], MORE], ranges[written, 2 * p + side], np.int64(1)
         if side == 0:
             first = groups[g, 2 * p]

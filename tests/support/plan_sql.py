@@ -179,12 +179,12 @@ def _over(below: str, columns: list[str], by: list[str], order: list[str], calls
 
 
 def _sessions(below: str, columns: list[str], by: list[str], at: str, gap: int) -> Query:
-    """Return the query of sessions: a row begins one if the row before is a gap or more away."""
+    """Return the query of sessions: a row begins one if the row before is a gap or more away.  Times are numbers."""
     groups = f"partition by {', '.join([*map(_name, by), f'{at} is null'])}"
-    far = f"epoch_us({at}) - epoch_us(lag({at}) over ({groups} order by {at})) >= {gap}"
+    far = f"{at} - lag({at}) over ({groups} order by {at}) >= {gap}"
     begun = f"select *, coalesce({far}, true) as _begins from {below}"
     numbered = f"select *, count(*) filter (where _begins) over ({groups} order by {at}) as _session from ({begun})"
-    ends = f"min({at}) over (s) as session_start, max({at}) over (s) + to_microseconds({gap}) as session_end"
+    ends = f"min({at}) over (s) as session_start, max({at}) over (s) + {gap} as session_end"
     made = f"select {_list(columns)}, {ends} from ({numbered}) window s as ({groups}, _session)"
     ends = "session_start, session_end"
     return f"(select {', '.join(map(_name, columns))}, {ends}, _n from ({made}))", [*columns, *ends.split(", ")]

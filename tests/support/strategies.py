@@ -212,7 +212,7 @@ def plans(
     if verb == "over" and not any(name[0] == "w" for name in of) and not_nested(of):
         return draw(windows(below, of))
     moments = [name for name, kind in of.items() if kind == "timestamp[us]"]
-    if verb == "sessions" and moments and "session_start" not in of and not_nested(of):
+    if verb == "sessions" and moments and not any(name.startswith("session") for name in of) and not_nested(of):
         at = draw(st.sampled_from(moments))
         by = draw(some([name for name in of if name != at]))
         more = {"session_start": "timestamp[us]", "session_end": "timestamp[us]"}
