@@ -37,7 +37,7 @@ from ddflow.operators.updates import (
     refuse_negative_counts,
     sort_retractions_first,
 )
-from ddflow.operators.window.calls import Arguments, FoldCall, PickCall
+from ddflow.operators.window.calls import Arguments, FoldCall, PickCall, SessionCall
 from ddflow.operators.window.frames import Reach
 from ddflow.operators.window.marks import STRIDE, Mark, Marks
 from ddflow.operators.window.places import MOST_LISTED, Places, Prefix, build_empty_prefix
@@ -95,6 +95,10 @@ class RunningOver(RunningOrderedGroups):
         super().__init__(node.inputs[0], node.partition_by, ways, VERB, context.threads)
         self.secret, self.refuses, self.shown = context.secret, "", node.schema
         self.wanted, self.calls, self.range = context.wanted, node.calls, node.range
+        calls = {each.name: each for each in node.calls}
+        read = [calls.get(name, name) for name in self.wanted if name not in node.partition_by]
+        self.sessions_only = bool(read) and all(isinstance(each, SessionCall) for each in read)
+        """Whether the wanted columns are equal in all rows of a session, which then have one update."""
         ordering = {each.name for each in node.order}
         self.inexact = [each.name for each in ways.values if each.name in ordering]
         self.sorts = bool(self.inexact) or any(each.ordered for each in self.calls)
@@ -309,11 +313,14 @@ class RunningOver(RunningOrderedGroups):
             for words in each.words:
                 same &= words[before] == words[after]
         left, come = (np.flatnonzero((each >= 0) & ~same) for each in (before, after))
-        at = np.concatenate([before[left], after[come]])
-        ranks = states.rank[np.concatenate([pair[left], pair[come]])]
+        at, pairs = np.concatenate([before[left], after[come]]), np.concatenate([pair[left], pair[come]])
         diffs = np.ones(at.size, np.int64)
         diffs[: left.size] = -1
-        return ranks, places.row[at], diffs, [each.take(at) for each in results]
+        if self.sessions_only and at.size:
+            sessions = np.stack([each.at[at] for each in results if each.at is not None])
+            first = np.append(0, 1 + np.flatnonzero((sessions[:, 1:] != sessions[:, :-1]).any(axis=0)))
+            diffs, at, pairs = np.add.reduceat(diffs, first), at[first], pairs[first]
+        return states.rank[pairs], places.row[at], diffs, [each.take(at) for each in results]
 
     def _build_updates(self, pool: RowPool, found: FirstRows, made: list[Any], times: Ints) -> Updates:
         """Build the updates of the output."""
