@@ -215,7 +215,7 @@ class QueryVerbs:
         ``groups``: the other groups; the rows of each group have their own sessions.
         """
         at, gap = call.expressions
-        if pa.types.is_date(kind := rows.find_tree_type(at)) or pa.types.is_string(kind):
+        if pa.types.is_date(kind := working_type(rows.find_tree_type(at))) or pa.types.is_string(kind):
             at = build_cast(at, "timestamp")
         at = exp.Paren(this=at.copy()) if at in groups else at  # a second column, because no order is a partition
         kept = [ProjectedColumn(each, name, build_column(each)) for each, name in rows.names.items() if each in used]
