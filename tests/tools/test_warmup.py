@@ -391,5 +391,8 @@ def _run_ordered() -> None:
     flow.output("top", few.top(1, by="n"))
     flow.output("ends", few.agg(lo="min(n)", hi="max(n)"))
     flow.output("versions", few.versions([], "n"))
+    flow.output("windows", few.over(order_by="n", least="min(n)", different="count(distinct n)"))
+    times = few.project({"at": "cast(n as timestamp)"})
+    flow.output("sessions", times.over(order_by="at", session="session_window(at, '1 day')"))
     with flow.open() as engine:
         engine.step({"rows": {"n": [2, 1]}, "names": {"n": [1], "name": ["one"]}}, 0)
