@@ -262,7 +262,7 @@ class Graph:
     def list_forgotten_inputs(self, nodes: Iterable[Collection]) -> list[str]:
         """List the inputs below whose watermarks some of the collections have forgotten rows."""
         rules = [rule for node in nodes if (rule := self.rules.get(node)) and self.horizons.has_forgotten(rule)]
-        return list(dict.fromkeys(name for rule in rules for name in rule.inputs))
+        return list(dict.fromkeys(term.mark.input for rule in rules for term in rule.terms))
 
     def read_new_outputs(self, names: Sequence[str], time: int) -> dict[str, pa.Table]:
         """Read all existing rows of new outputs, as output tables with the time ``time``. O(rows).

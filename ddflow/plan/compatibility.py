@@ -26,7 +26,6 @@ from ddflow.plan.evolve import build_plan_with_time_type, evolve_plan, find_wide
 from ddflow.plan.inputs.bind import list_format_columns
 from ddflow.plan.inputs.input import Input, Spec
 from ddflow.plan.inputs.spec import Upsert
-from ddflow.plan.inputs.watermark import bind_watermark
 from ddflow.plan.merge.user_function import is_same_function
 from ddflow.plan.plan import Plan
 from ddflow.plan.text.codec import (
@@ -141,7 +140,6 @@ new run
             refused.append(f"input {name!r} is not in the plan, but the state has it")
             continue
         refused += _compare_options(name, spec, input.spec, change)
-        refused += _compare_watermarks(name, schema, spec, input, change)
         refused += _compare_machines(name, *(each["inputs"][name].get("machine") for each in (old, new)))
         refused += _compare_formats(name, *(each["inputs"][name].get("format") for each in (old, new)))
         refused += _compare_columns(name, schema, input, change)
@@ -275,11 +273,12 @@ def _compare_options(name: str, old: Spec, new: Spec, change: PlanChange) -> Ite
     for option in fields(old):
         # Compare the options as text, so that NaN equals NaN. A missing option has its default value.
         a, b = (json.dumps(spec.get(option.name)) for spec in (was, now))
-        same = option.name == "merge" and _is_same_merge(was.get("merge"), now.get("merge"))
-        if same or a == b or option.name == "watermark":
+        if a == b or (option.name == "merge" and _is_same_merge(was.get("merge"), now.get("merge"))):
             continue
         first, second = (_find_option_value(spec, option.name) for spec in (old, new))
-        if option.name in FREE or (option.name == "late" and old.time is None):
+        # Without a time column, only a watermark gives late= a meaning.
+        added = option.name == "watermark" and old.watermark is None
+        if option.name in FREE or added or (option.name == "late" and old.time is None):
             change.options.setdefault(name, {})[option.name] = (first, second)
         elif repr(first) == repr(second):  # the repr of a function is its name
             yield (
@@ -288,20 +287,6 @@ def _compare_options(name: str, old: Spec, new: Spec, change: PlanChange) -> Ite
             )
         else:
             yield Option(option.name) + f" of input {name!r} is {shorten(repr(second))}, but was {shorten(repr(first))}"
-
-
-def _compare_watermarks(name: str, old: pa.Schema, spec: Spec, input: Input, change: PlanChange) -> Iterator[str]:
-    """Yield a forbidden change of a watermark, and put an allowed change into ``change``.
-
-    A state can get a watermark, or a shorter delay. Otherwise the state may lack rows that events can touch.
-    """
-    options: Any = spec.watermark, input.spec.watermark
-    was, now = bind_watermark(name, old, options[0], ()), input.bound.watermark
-    if was is not None and (now is None or now.field.name != was.field.name or now.delay > was.delay):
-        shown = [each and dict(each) for each in options]
-        yield Option("watermark") + f" of input {name!r} is {shown[1]}, but was {shown[0]}"
-    elif options[0] != options[1]:
-        change.options.setdefault(name, {})["watermark"] = options
 
 
 def _is_same_merge(was: Any, now: Any) -> bool:
@@ -333,8 +318,8 @@ def _find_option_value(spec: Spec, option: str) -> Any:
     value = getattr(spec, option)
     if option == "groups":
         return {of[0] if len(of) == 1 else of: list(columns) for of, columns in spec.grouped}
-    if option == "derive":
-        return dict(spec.derived)
+    if option in ("derive", "watermark"):
+        return value if value is None else dict(value)
     return list(value) if isinstance(value, tuple) else value
 
 

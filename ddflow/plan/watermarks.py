@@ -16,11 +16,11 @@ Limits: a join column carries the lower watermark of both sides, so both sides n
 {'count': 'hour'}
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import pyarrow as pa
-import pyarrow.types as pat
 
 from ddflow.columns.order_words import compute_watermark_words
 from ddflow.errors import ExpressionError
@@ -48,6 +48,8 @@ class WatermarkTerm(NamedTuple):
         return None if not len(value) or value.null_count else int(compute_watermark_words(value)[0][0])
 
 
+_COMPARABLE: Final = re.compile(r"(?:list<\w+: |struct<\w+: )*(?:u?int|date|timestamp)")
+"""The types of columns with a watermark: integers, times, windows of time and lists of windows."""
 Terms = tuple[WatermarkTerm, ...]
 """The watermarks whose least bound holds for a column."""
 
@@ -63,11 +65,6 @@ class ForgettingRule(NamedTuple):
         found = [term.map_word(words[term.mark.input]) for term in self.terms if term.mark.input in words]
         known = [word for word in found if word is not None]
         return min(known) if len(known) == len(self.terms) else None
-
-    @property
-    def inputs(self) -> list[str]:
-        """The names of the inputs whose watermarks decide the bound."""
-        return list(dict.fromkeys(term.mark.input for term in self.terms))
 
 
 class Horizons:
@@ -134,19 +131,16 @@ def _derive_watermarks(node: Collection, found: Mapping[Collection, Watermarks])
         for of, columns in given:
             name, step = columns.get(field.name, ("", None))
             its = found.get(of, {}).get(name, ())
-            if not its or not _is_comparable(field.type) or (step is None and of.schema.field(name).type != field.type):
+            if (
+                not its
+                or not _COMPARABLE.match(str(field.type))
+                or (step is None and of.schema.field(name).type != field.type)
+            ):
                 break
             terms += its if step is None else [term._replace(steps=(*term.steps, step)) for term in its]
         else:
             out |= {field.name: tuple(dict.fromkeys(terms))} if terms else {}
     return out
-
-
-def _is_comparable(kind: pa.DataType) -> bool:
-    """Tell whether values have words: integers and times, windows of time, and lists of windows."""
-    while pat.is_list(kind) or (pat.is_struct(kind) and kind.num_fields):
-        kind = kind.value_type if pat.is_list(kind) else kind.field(0).type
-    return bool(pat.is_integer(kind) or pat.is_date(kind) or pat.is_timestamp(kind))
 
 
 def find_forgetting_rules(plan: Plan) -> dict[Collection, ForgettingRule]:
@@ -213,8 +207,8 @@ def describe_watermarks(plan: Plan) -> dict[Collection, str]:
     found, rules, out = find_watermarks(plan), find_forgetting_rules(plan), dict[Collection, str]()
     for node, marks in found.items():
         if node in rules:
-            inputs = ", ".join(rules[node].inputs)
-            out[node] = f"forgets rows by {rules[node].column}, below the watermark of {inputs}"
+            inputs = sorted({term.mark.input for term in rules[node].terms})
+            out[node] = f"forgets rows by {rules[node].column}, below the watermark of {', '.join(inputs)}"
         elif node.keeps:
             searched = {*_list_group_columns(node)} & {*(found.get(node.inputs[0], {}) if node.inputs else marks)}
             why = "a join searches them by columns without one" if searched else "no group column has one"
