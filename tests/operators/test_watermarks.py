@@ -18,6 +18,7 @@ from chance import effort
 from doors import EngineDoor, TwinDoor
 from hypothesis import given, strategies as st
 from messages import raises
+from operator_table import COLUMNS, TABLE
 from parts_by_hand import Hands
 from rules import Refused
 from tight import MEMORY, merge, tiny
@@ -463,3 +464,46 @@ def test_a_reader_that_holds_an_older_time_reads_what_it_held() -> None:
         engine._check_invariants()
     with raises(NotReadable):
         engine.reader("out")
+
+
+@pytest.mark.parametrize("name", TABLE)
+@pytest.mark.parametrize("upserts", [False, True], ids=["updates", "upserts"])
+def test_every_operator_gives_the_same_updates(name: str, upserts: bool) -> None:
+    """The column with the watermark is a number that drifts upwards."""
+    chance, greatest, held = random.Random(name), 0, list[tuple[str, int]]()
+    engines = []
+    for mark in (None, {"n": 3}):
+        flow = dd.Flow()
+        if upserts:
+            key = {"key": ["city", "n"], "delete": "d < 0", "value": ["tags"]}
+            rows: Any = flow.upserts("a", COLUMNS | {"d": pa.int64()}, dd.Upsert(**key, watermark=mark))  # type: ignore[arg-type]
+        else:
+            rows = flow.updates("a", COLUMNS | {"d": pa.int64()}, diff="d", watermark=mark)
+        flow.output("out", TABLE[name].make(rows))
+        flow.output("of all", TABLE[name].make(rows.concat(rows.filter("n % 2 = 0"))))
+        engines.append(flow.open())
+    for number in range(60):
+        made, horizon = [], greatest - 3
+        held = [row for row in held if row[1] >= horizon]
+        for _ in range(chance.randrange(12)):
+            if held and chance.random() < 0.3:
+                made.append((*held.pop(chance.randrange(len(held))), -1))
+            else:
+                held.append((chance.choice("abc"), chance.randint(horizon, greatest + 2)))
+                made.append((*held[-1], 1))
+        greatest = max([greatest, *(row[1] for row in made)])
+        columns = [[row[i] for row in made] for i in range(3)]
+        tags = [[row[0], "x"] for row in made]
+        given_rows = pa.table(
+            [
+                columns[0],
+                pa.array(columns[1], pa.int64()),
+                pa.array(tags, COLUMNS["tags"]),
+                pa.array(columns[2], pa.int64()),
+            ],
+            names=["city", "n", "tags", "d"],
+        )
+        steps = [engine.step({"a": given_rows}, number) for engine in engines]
+        for output in ("out", "of all"):
+            assert updates(steps[0], output) == updates(steps[1], output)
+        engines[1]._check_invariants()
