@@ -355,3 +355,54 @@ def test_windows_and_asof_joins_on_partitions() -> None:
             for name in flow.outputs:
                 assert sorted(map(str, found[name].to_pylist())) == sorted(map(str, expected[name].to_pylist())), name
     hands.close()
+
+
+def test_earlier_times_are_read_after_a_rescaling() -> None:
+    flow, store = flow_of(), MemoryStore()
+    chance = random.Random(7)
+    with flow.open(store, retain=LAST) as engine, flow.open(retain=LAST) as twin:
+        for time in range(1, 30, 4):
+            rows = [
+                {"id": n, "at": chance.randrange(40), "upto": chance.randrange(50), "n": n % 3}
+                for n in range(time % 7, 12)
+            ]
+            for each in (engine, twin):
+                each.step({"rows": table(rows)}, time=moment(time))
+        engine.close()
+        rescale(store := store.reopen(), 3)
+        with dd.Snapshot.open(store.reopen()) as snapshot:
+            for name in NAMES:
+                for as_of in range(1, 30):
+                    expected = counted(twin.read(name, as_of=moment(as_of)))
+                    assert counted(snapshot.read(name, as_of=moment(as_of))) == expected, (name, as_of)
+
+
+@pytest.mark.parametrize(("partitions", "keep"), [(1, True), (3, True), (3, False)])
+def test_waiting_rows_get_a_new_column(partitions: int, keep: bool) -> None:
+    """Rows without a key are in the partition of all their columns, so a new column moves them."""
+
+    def build(**more: Any) -> dd.Flow:
+        flow = dd.Flow()
+        rows = flow.updates("rows", COLUMNS | more, keep=keep)
+        flow.output("shown", shown := rows.filter("at > now() - interval 5 microseconds"))
+        flow.output("counted", shown.count(by="n"))
+        return flow
+
+    store, twin, more = MemoryStore(), MemoryStore(), {"more": pa.string()}
+    rows = [{"id": n, "at": n, "upto": None, "n": n % 4, "more": None} for n in range(20)]
+    hands = hands_of(build(), store, partitions)
+    hands.epoch({"rows": table(rows)}, time=3)
+    hands.close()
+    with build().open(twin) as engine:
+        engine.step({"rows": table(rows)}, time=moment(3))
+    dd.evolve(store := store.reopen(), flow=build(**more))
+    hands = hands_of(build(**more), store := store.reopen())
+    with build(**more).open(twin.reopen()) as engine:
+        for time in (9, 14, 40):
+            given = {"rows": table([row | {"more": str(time), "at": time + row["n"]} for row in rows[:5]], **more)}
+            found, expected = hands.epoch(given, time=time)[1], engine.step(given, time=moment(time))
+            for name in ("shown", "counted"):
+                assert counted(found[name]) == counted(expected[name]), (name, time)
+        hands.close()
+        if keep:
+            check_state(store, build(**more), engine)
