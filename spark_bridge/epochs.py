@@ -31,7 +31,7 @@ from ddflow.engine.run.sync import Synced
 from ddflow.errors import ErrorText, Option, SchemaMismatch, SpecError, WrongMode
 from ddflow.partitions.commit import DriverOptions, EpochDriver
 from ddflow.partitions.driver_epochs import sync_state
-from ddflow.partitions.epoch_start import convert_epoch_time
+from ddflow.partitions.epoch_start import convert_epoch_time, find_clock
 from ddflow.partitions.receipt import EpochResult
 from ddflow.partitions.stages import Stages, cut_stages, warn_of_single_partitions
 from ddflow.partitions.step import TIME
@@ -83,7 +83,8 @@ class Ran(Mapping[str, DataFrame]):
             name: job.make_file_reader(done.epoch, name, shape.arrow) for name, shape in job.shapes.items()
         }
         self.epoch, self.frontier, self.replayed = done.epoch, done.frontier, done.replayed
-        self.time = done.time if job.flow.clock is None else time_to_value(done.time, job.flow.clock)
+        clock = find_clock(job.flow)
+        self.time = done.time if clock is None else time_to_value(done.time, clock)
         self.verdicts = Verdicts.of(done.counts, done.figures.get("pending", 0))
         self.rows, self.figures, self.sinks = done.rows, done.figures, job.sinks.delivered_epochs
 
@@ -272,7 +273,7 @@ def _cut_single_stage(flow: Plan) -> Stages:
     """
     asked, run_it = "a flow as one stage", "use spark_bridge.run(flow, frames)"
     stages = cut_stages(flow)
-    if flow.clock is not None:
+    if find_clock(flow) is not None:
         found = "it has a clock, but a stage by itself has no time"
         raise SpecError(asked, found, ErrorText("use spark_bridge.run(flow, frames) with ", Option("time")))
     for what, names in (("inputs", [*flow.inputs]), ("outputs", [*flow.outputs, *flow.side_outputs()])):

@@ -46,6 +46,7 @@ from ddflow.partitions.epoch_start import (
     EpochStart,
     StateVersion,
     compute_usable_memory,
+    find_clock,
     find_store_address,
     missing_time_error,
 )
@@ -477,7 +478,7 @@ class EpochDriver:
         Raises `SpecError` if a flow with a clock gets no time, and `TimeWentBack` if the time is not after the last
         time.
         """
-        last, clock = self.manifest.last, self.flow.clock
+        last, clock = self.manifest.last, find_clock(self.flow)
         if clock is None:
             time = max(self.epoch, last) + 1
         elif time is None:
@@ -496,7 +497,7 @@ class EpochDriver:
         The time is the time of this machine, but at least the last time plus one. Raises `SpecError` for a clock of
         dates.
         """
-        clock = self.flow.clock
+        clock = find_clock(self.flow)
         if clock is None:
             return None
         if pa.types.is_date(clock):

@@ -27,7 +27,7 @@ from ddflow.storage.manifest_log import hash_manifest
 from ddflow.storage.memory import MemoryStore
 from ddflow.storage.opening import open_store
 from ddflow.storage.protocol import Blob, Store
-from ddflow.time import CLOSED, Time, find_time_type, format_time, format_time_argument, time_to_int64
+from ddflow.time import CLOSED, INT64, Time, find_time_type, format_time, format_time_argument, time_to_int64
 
 REMEDY = "mount the same folder on the driver and on all executors, or keep the state in s3://bucket/prefix"
 
@@ -134,6 +134,15 @@ def compute_usable_memory(memory: int) -> int:
     return memory - 3 * (memory // 8)
 
 
+def find_clock(flow: Plan) -> pa.DataType | None:
+    """Return the type of the times of epochs. Return None if epochs have numbers, or if events have the times.
+
+    The steps of a state can have given it this type, although the flow declares no clock. O(inputs).
+    """
+    kind = flow.time_type if flow.clock is None else flow.clock
+    return None if flow.holds_back or kind == INT64 else kind
+
+
 def convert_epoch_time(flow: Plan, time: Time | None, required: bool = False) -> int | None:
     """Convert the time of an epoch to an int64, in the unit of the flow's clock. Return None if there is no time.
 
@@ -143,7 +152,7 @@ def convert_epoch_time(flow: Plan, time: Time | None, required: bool = False) ->
     >>> convert_epoch_time(Plan(clock="date"), "2026-11-29"), convert_epoch_time(Plan(), None, required=True)
     (20786, None)
     """
-    clock = flow.clock
+    clock = find_clock(flow)
     if time is None:
         if required and clock is not None:
             raise missing_time_error(clock)
