@@ -62,6 +62,7 @@ from ddflow.storage.manifest import Manifest
 from ddflow.storage.manifest_log import GRACE, ManifestLog, load_newest_manifest
 from ddflow.storage.opening import open_store
 from ddflow.storage.protocol import GREATEST, Blob, Store
+from ddflow.time import INT64
 
 KEPT: Final = 8
 """The number of recent epochs that can be replayed."""
@@ -148,7 +149,8 @@ class EpochLog:
                 flow = add_state_columns(manifest.plan, flow, manifest.added, store.where)
             if manifest is not None:
                 flow = adopt_wide_offset_types(manifest.plan, flow, store.where)
-                flow, _ = build_plan_with_time_type(flow, read_step_time_type(manifest.plan, store.where))
+                kind = read_step_time_type(manifest.plan, store.where)
+                flow = flow if manifest.epoch == 0 and kind == INT64 else build_plan_with_time_type(flow, kind)[0]
             flow = share_join_arrangements(flow, None if manifest is None else manifest.plan)
             plan = describe_plan(flow)
             schemas = {name: node.schema for name, node in flow.outputs.items()}

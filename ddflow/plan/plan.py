@@ -187,8 +187,8 @@ class Plan(PlanNodes):
             The column of times.  With it, the flow is in hold-back mode.
         keep : bool
             Whether to store the rows, so that you can read the input and the collections built from it row by row.
-        late, lateness, watermark, ahead
-            The same as in `ddflow.Upsert`.
+        late, lateness, watermark, ahead, ingested
+            The same as in `ddflow.Upsert`.  ``ingested`` not with ``diff``.
         null_key : {"error", "drop"}
             How to treat a row whose diff is null; "drop" counts it under the verdict bad.
         value : str or sequence of str, optional
@@ -199,8 +199,6 @@ class Plan(PlanNodes):
             A format of `ddflow.formats`.  The input then takes messages, as in `upserts`, and each event is a row of a
             history.  Rows have ``_position`` and, in most formats, ``_row``; these order the events of a key.  They
             also have ``_deleted``: it is true if the event deleted the key, and then all columns but the key are null.
-        ingested : str, optional
-            The same as in `ddflow.Upsert`.  Not with ``diff``.
 
         Returns
         -------
