@@ -21,7 +21,7 @@ from messages import raises
 from operator_table import COLUMNS, TABLE
 from parts_by_hand import Hands
 from rules import Refused
-from tight import MEMORY, merge, tiny
+from tight import MEMORY, merge, tighten, tiny
 
 import ddflow as dd
 from ddflow.errors import LateEvent, NotReadable, PlanChanged, SpecError
@@ -126,8 +126,11 @@ def test_updates_are_bit_equal_and_the_state_forgets(plan: str, upserts: bool) -
 
 
 @pytest.mark.parametrize("plan", ["count", "join", "windows"])
-def test_ten_times_as_many_rows_leave_as_much_state(plan: str) -> None:
-    engine, sizes, nbytes = build_flow(plan, True, upserts=True).open(), [], []
+@pytest.mark.parametrize("tight", [False, True], ids=["in memory", "on disk"])
+def test_ten_times_as_many_rows_leave_as_much_state(plan: str, tight: bool) -> None:
+    engine, sizes, nbytes = build_flow(plan, True, upserts=True).open(memory=MEMORY if tight else None), [], []
+    if tight:
+        tighten(engine)
     for number, rows in enumerate(feed(300, rows=50, steady=True)):
         engine.step(rows, number)
         sizes.append(count_versions(engine))
