@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from chance import long_test, mid_test, sample
-from every_operator import NARROW, missing, plan, schema
+from every_operator import NARROW, missing, plan, schema, untimed
 from typer.testing import CliRunner
 
 import ddflow as dd
@@ -28,7 +28,6 @@ from ddflow.cli import app
 from ddflow.engine.checkpoint import StoredInventory
 from ddflow.partitions.rescale import rescale
 from ddflow.plan.text.codec import compute_node_ids, describe_plan, format_node
-from ddflow.plan.verbs.family import load_operators
 from ddflow.storage.folder.local import LocalStore
 from ddflow.storage.manifest import load_manifest
 from ddflow.storage.memory import MemoryStore
@@ -308,7 +307,7 @@ def test_what_was_forgotten_is_in_no_file_of_any_operator(
 
 
 def test_inspect_stats_and_explain_know_every_operator(state: Path) -> None:
-    stateful = {verb for verb, operator in load_operators().items() if operator.keeps}
+    stateful = {verb for verb, operator in untimed().items() if operator.keeps}
     known = dd.inspect(state)
     assert all(each["versions"] and each["files"] for each in known["operators"].values())
     assert len(known["operators"]) == len(arrangements(state)) - len(known["inputs"])

@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from chance import effort
+from every_operator import untimed
 from hypothesis import given, strategies as st
 from operator_table import COLUMNS, MADE, TABLE, Law, Row, Rows
 from parts_by_hand import Hands
@@ -23,7 +24,6 @@ import ddflow as dd
 from ddflow.operators.base import StatelessRunningOperator
 from ddflow.operators.updates import Updates, concat, consolidate, ints, narrow_ints
 from ddflow.plan.text.codec import describe_plan, rebuild_plan
-from ddflow.plan.verbs.family import load_operators
 from ddflow.storage.memory import MemoryStore
 
 Step = list[tuple[int, Row | None]]
@@ -97,8 +97,8 @@ def clean(rows: Rows) -> Rows:
 
 
 def test_every_operator_has_a_row() -> None:
-    assert set(TABLE) == set(load_operators())
-    assert not set(MADE) & set(load_operators())
+    assert set(TABLE) == set(untimed())
+    assert not set(MADE) & set(untimed())
 
 
 @pytest.mark.drawn(8)
