@@ -184,11 +184,11 @@ class TieRefused(DdflowError, ValueError):
 
 
 class LateEvent(DdflowError, ValueError):
-    """The time of an event is before the frontier, and the spec says ``late="error"``.
+    """An event is behind the frontier or below the watermark, and the spec says ``late="error"``.
 
-    The time was closed before the event arrived. The whole push was refused.
+    Its time was closed, or it would touch a row that is older than the watermark. The whole call was refused.
 
-    Remedy: choose ``late="drop"`` or ``"advance"``, or a greater ``lateness=``.
+    Remedy: choose ``late="drop"``, in hold-back mode also ``"advance"``, or a greater ``lateness=`` or delay.
     """
 
 
