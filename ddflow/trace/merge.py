@@ -39,8 +39,8 @@ from ddflow.trace.batch import (
 )
 from ddflow.trace.index import Index
 
-AHEAD = 8
-"""Rows that merges may drop are counted this often while the number of versions doubles."""
+AHEAD, LEAST = 8, 2048
+"""Rows that merges may drop are counted `AHEAD` times while `LEAST` versions, or more, double."""
 MERGED = 40
 """The approximate nanoseconds to merge a difference."""
 Target = Callable[[Batch], Batch]
@@ -167,7 +167,7 @@ class RowForgetting(TombstoneExpiry):
         ``written``: the number of versions written so far. The rows are counted after an eighth of the versions is new.
         O(versions), amortised.
         """
-        if (written - self.scanned) * AHEAD >= sum(part.end - part.begin for part in parts):
+        if (written - self.scanned) * AHEAD >= max(sum([part.end - part.begin for part in parts]), LEAST):
             below = (self.mark_rows_below(part.references, slots) for part in parts)
             self.rows_here, self.scanned = sum(int(np.count_nonzero(each)) for each in below), written
         return max(needed - self.rows_here, 0)
@@ -183,7 +183,8 @@ class RowForgetting(TombstoneExpiry):
 
     def record_dropped_versions(self, dropped: PickedVersions, indexed: bool) -> None:
         """See `TombstoneExpiry.record_dropped_versions`."""
-        self.dropped.append(dropped)
+        # In memory, a newer deletion without an entry can follow a version that is not current.
+        self.dropped.append(dropped.select_rows(dropped.places >= 0) if indexed else dropped)
         self.rows_here = max(self.rows_here - dropped.references.size, 0)
 
 

@@ -145,6 +145,7 @@ def test_ten_times_as_many_rows_leave_as_much_state(plan: str, tight: bool) -> N
 def test_spills_merges_and_restarts_change_no_update(plan: str, upserts: bool, seed: int, data: st.DataObject) -> None:
     whole, store = build_flow(plan, False, upserts=upserts).open(), MemoryStore()
     options: dict[str, Any] = data.draw(st.sampled_from([{}, {"memory": MEMORY}]))
+    options["retain"] = data.draw(st.sampled_from([0, 4, 100]))
     with tiny():
         engine = build_flow(plan, True, upserts=upserts).open(store, **options)
         for number, rows in enumerate(feed(25, seed, rows=6)):
