@@ -212,7 +212,7 @@ class Dataflow:
             if to == CLOSED:
                 last = max([self.last, *(int(r.times[-1]) for r in released.values() if r.total)])
             try:
-                computed = self.compute_step(released, last, to - 1)
+                computed = self.compute_step(released, last, max(to - 1, NEVER))
             except (ExpressionError, NotSingle) as error:
                 if not any(each.total for each in released.values()):
                     raise

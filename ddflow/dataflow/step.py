@@ -169,8 +169,9 @@ class StepComputation:
         """
         running, changes = self.graph.running[node], self.out.kept.setdefault(node, [])
         for given in self._group_input_updates(node):
-            clock = Updates(NO_COLUMNS, narrow_ints(), ints(), ints(self.until))
-            inputs = [*given, clock] if node.reads_clock else given
+            inputs = given
+            if node.reads_clock:
+                inputs = [*given, Updates(NO_COLUMNS, narrow_ints(), ints(), ints(self.until))]
             try:
                 updates, change = running.compute(inputs, self.since)
             except FAILURES:

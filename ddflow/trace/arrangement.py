@@ -184,7 +184,8 @@ class Arrangement:
             spine.plan_merges(needed, self.is_indexed)
         # Only `spill` continues a flush. If the disk were full, it would be too late here to refuse the step.
         spine.advance_merges(paid, self.slots, index, self.since, self.latest <= self.since, files=False)
-        self.settle_dropped_rows()
+        if self.forgetting is not None:
+            self.settle_dropped_rows()
 
     def forget_rows(self, field: pa.Field, find_bound: Callable[[], int | None]) -> None:
         """Let merges drop the rows whose value in a column is below a bound; see `RowForgetting`."""
@@ -288,7 +289,8 @@ class Arrangement:
         if self.on_disk.has_enough_new_runs(needed):
             self.on_disk.plan_merges(needed, True, target)
         self.on_disk.advance_merges(paid, self.slots, None, self.since, settled)
-        self.settle_dropped_rows()
+        if self.forgetting is not None:
+            self.settle_dropped_rows()
         self._paid_on_disk = self.written
 
     @property

@@ -178,8 +178,17 @@ class RowForgetting(TombstoneExpiry):
         return out
 
     def mark_useless_versions(self, picked: PickedVersions, since: int, slots: BatchSlots) -> Any:
-        """Mark the versions below the watermark, whatever their times are; see `TombstoneExpiry`."""
-        return self.mark_rows_below(picked.references, slots)
+        """Mark the versions below the watermark, whatever their times are; see `TombstoneExpiry`.
+
+        A deletion can hold filler instead of a row, so its key's other versions decide, if there are any.
+        """
+        below = self.mark_rows_below(picked.references, slots)
+        if picked.summed or (picked.live != 0).all():
+            return below
+        of, live = np.cumsum(picked.first_of_keys) - 1, picked.live != 0
+        known, least = np.zeros((2, of[-1] + 1), np.bool_)
+        known[of[live]], least[of[live]] = True, below[live]
+        return np.where(known[of], least[of], below)
 
     def record_dropped_versions(self, dropped: PickedVersions, indexed: bool) -> None:
         """See `TombstoneExpiry.record_dropped_versions`."""
