@@ -511,3 +511,19 @@ def test_every_operator_gives_the_same_updates(name: str, upserts: bool) -> None
         for output in ("out", "of all"):
             assert updates(steps[0], output) == updates(steps[1], output)
         engines[1]._check_invariants()
+
+
+def test_a_group_that_went_and_came_again_is_forgotten_with_its_deletion() -> None:
+    store, options = MemoryStore(), {"retain": 1000, "memory": MEMORY}
+    with tiny():
+        engine = build_flow("union", True).open(store, **options)
+        for number, rows in enumerate(feed(24, 135459614, rows=40)):
+            engine.step(rows, number)
+            engine._check_invariants()
+            if number == 7:
+                engine.compact()
+            if number in (12, 15, 16):
+                engine.close()
+                store = store.reopen()
+                engine = build_flow("union", True).open(store, **options)
+        engine.close()
