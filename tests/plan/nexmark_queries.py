@@ -1,10 +1,10 @@
 """The queries of Nexmark that can be said, in Spark's dialect.
 
 What differs from how they are published: bids have an ``id`` of their own, because upserts have a key; a rank is a
-``row_number``, whose order is completed by the id; windows of time (5, 7, 8) are a number computed from the
-time; and ``count_char`` of query 14 is a difference of lengths. Query 13 joins what a side table has at the time of a
-bid: the verb ``lookup`` does that (see ``test_nexmark``), and SQL has no word for it. Query 10 is a sink. The time of
-processing of query 12 is the time of a step, which ``ingested=`` gives to its rows.
+``row_number``, whose order is completed by the id; and ``count_char`` of query 14 is a difference of lengths. Query 13
+joins what a side table has at the time of a bid: the verb ``lookup`` does that (see ``test_nexmark``), and SQL has no
+word for it. Query 10 is a sink. The time of processing of query 12 is the time of a step, which ``ingested=`` gives to
+its rows.
 """
 
 from __future__ import annotations
@@ -27,9 +27,6 @@ TYPES: dict[str, dict[str, pa.DataType]] = {
     },
 }
 KEYS = {name: ["id"] for name in TYPES}
-
-SECONDS = "cast(cast(at as timestamp) as bigint)"
-"""The seconds of a time since 1970; DuckDB has ``epoch`` for it."""
 
 _RANKS = {
     "": "",
@@ -62,10 +59,9 @@ from (
   group by a.id, a.category) q
 group by q.category
 """,
-    5: f"""
-with slot as (select auction, {SECONDS} div 2 as slot from bid),
-  hop as (select auction, slot - back as hop from slot cross join (values (0), (1), (2), (3), (4)) as b(back)),
-  counted as (select auction, hop, count(*) as num from hop group by auction, hop)
+    5: """
+with counted as (
+  select auction, window.start as hop, count(*) as num from bid group by auction, window(at, '10 seconds', '2 seconds'))
 select c.auction, c.num, c.hop
 from counted c join (select hop, max(num) as most from counted group by hop) m on c.hop = m.hop and c.num >= m.most
 """,
@@ -79,16 +75,17 @@ from (
   where a.id = b.auction and b.at between a.at and a.expires) q
 where rn <= 1
 """,
-    7: f"""
-with slotted as (select auction, price, bidder, at, extra, {SECONDS} div 10 as slot from bid)
+    7: """
+with slotted as (select auction, price, bidder, at, extra, window(at, '10 seconds').start as slot from bid)
 select b.auction, b.price, b.bidder, b.at, b.extra
 from slotted b join (select slot, max(price) as most from slotted group by slot) m
   on b.price = m.most and b.slot = m.slot
 """,
-    8: f"""
+    8: """
 select p.id, p.name, p.slot
-from (select distinct id, name, {SECONDS} div 10 as slot from person) p
-  join (select distinct seller, {SECONDS} div 10 as slot from auction) a on p.id = a.seller and p.slot = a.slot
+from (select distinct id, name, window(at, '10 seconds').start as slot from person) p
+  join (select distinct seller, window(at, '10 seconds').start as slot from auction) a
+    on p.id = a.seller and p.slot = a.slot
 """,
     9: """
 select id, item, initial_bid, reserve, at, expires, seller, category, extra, auction, bidder, price, bid_at, bid_extra
@@ -169,6 +166,22 @@ group by bidder, window(cast(p_time as timestamp), '10 seconds')
 """Query 12, over bids with ``ingested="p_time"``."""
 
 IN_DUCKDB: dict[int, str] = {
+    5: """
+with counted as (
+  select auction, time_bucket(interval 2 seconds, "at") - to_seconds(2 * back) as hop, count(*) as num
+  from bid, range(5) as b(back) group by all)
+select auction, num, hop from counted qualify num = max(num) over (partition by hop)
+""",
+    7: """
+select auction, price, bidder, "at", extra from bid
+qualify price = max(price) over (partition by time_bucket(interval 10 seconds, "at"))
+""",
+    8: """
+select p.id, p.name, p.slot
+from (select distinct id, name, time_bucket(interval 10 seconds, "at") as slot from person) p
+  join (select distinct seller, time_bucket(interval 10 seconds, "at") as slot from auction) a
+    on p.id = a.seller and p.slot = a.slot
+""",
     11: """
 with far as (
     select *, "at" - lag("at") over (partition by bidder order by "at") >= interval 10 seconds as far from bid
