@@ -30,7 +30,7 @@ from ddflow.storage.feeding import FeedHistory
 from ddflow.storage.folder.local import LocalStore
 from ddflow.storage.opening import State, Trust, open_existing_store, open_store
 from ddflow.storage.protocol import Store
-from ddflow.time import INT64, NEVER
+from ddflow.time import INT64, NEVER, Time
 from ddflow.tools.merge_on_read import feed_log_part
 
 
@@ -79,6 +79,8 @@ class MigrationOptions:
     retain: int | None = None
     memory: str | int | None = None
     trust: Trust = "owner"
+    timed: bool = False
+    """Whether the times of the calls are given."""
 
 
 @dataclass(frozen=True)
@@ -139,6 +141,7 @@ def migrate(
     retain: int | None = None,
     memory: str | int | None = None,
     trust: Trust = "owner",
+    times: Iterable[Time] | None = None,
 ) -> MigrationResult:
     """Replay ``log`` into a new state under ``flow``, and compare the outputs of both states.
 
@@ -162,14 +165,16 @@ def migrate(
         The length of the new state's history, in epoch mode from its last time on.  By default the old state's.
     memory, trust
         See `Flow.open`.  The budget is for the new state.
+    times : iterable of date, datetime or str, optional
+        The time of each call of the log.  Required if step times are days or timestamps, because a log lacks these.
 
     Raises
     ------
     StateRefused, PlanChanged
-        If the new state exists, or if the old steps have days or timestamps as times, because a log lacks these; for
-        outputs with other columns.
+        If the new state exists, or if step times are days or timestamps and ``times`` is missing; for outputs with
+        other columns.
     SpecError
-        For a log that is one mapping.
+        For a log that is one mapping, or that has more calls than ``times``.
     NotReadable, LogUnclear
         For an unknown output; for a log that contradicts the calls that fed the old state.
     DdflowError
@@ -177,16 +182,17 @@ def migrate(
 
     Notes
     -----
-    In epoch mode, the calls have the times 1, 2, 3 and so on. The last of these times is greater than all times of the
-    old state. In hold-back mode, two kinds of times are closed at the end: all times in the log (with ``lateness=``,
-    only those that it closes), and all times that the old state had closed. O(log) time, with memory for the old and
-    the new contents of an output.
+    In epoch mode, without ``times``, the calls have the times 1, 2, 3 and so on. The last of these times is greater
+    than all times of the old state. In hold-back mode, two kinds of times are closed at the end: all times in the log
+    (with ``lateness=``, only those that it closes), and all times that the old state had closed. O(log) time, with
+    memory for the old and the new contents of an output.
     """
     if isinstance(log, Mapping):
         found = "it is one mapping, but a log has one mapping for each call"
         raise SpecError("migrate a log", found, "pass a list of mappings: [{'orders': rows}, ...]")
-    options = MigrationOptions(output=output, whole=whole, old_flow=old_flow, retain=retain, memory=memory, trust=trust)
-    with replay_migration(old_state, new_state, flow, _build_log_feed(log), options) as done:
+    how: dict[str, Any] = {"retain": retain, "memory": memory, "trust": trust, "timed": times is not None}
+    options = MigrationOptions(output=output, whole=whole, old_flow=old_flow, **how)
+    with replay_migration(old_state, new_state, flow, _build_log_feed(log, times), options) as done:
         return done
 
 
@@ -203,17 +209,19 @@ def replay_migration(
         wanted = _select_outputs(old, flow, output, options.whole)
         retain = old.manifest.retain if options.retain is None else options.retain
         both = not flow.holds_back and not old.flow.holds_back
-        if both and (kind := old.flow.time_type) != INT64:
+        if both and not options.timed and (kind := old.flow.time_type) != INT64:
             raise StateRefused(
                 f"migrate {old_state}",
                 f"the times of its steps are days or timestamps ({kind}), but a log does not say which time a call had",
                 ErrorText(
-                    "ingest the log into a new state yourself, each step with its day (time=, or --at ",
-                    "on the shell); dd.compare shows how outputs differ, and engine.sync(sinks, ",
+                    "pass the time of each call to dd.migrate(times=); or ingest the log into a new state yourself, ",
+                    "each step with its day (time=, or --at on the shell); dd.compare shows how outputs differ, and ",
+                    "engine.sync(sinks, ",
                     Option("adopt", True),
                     ") brings targets up to date",
                 ),
             )
+        both = both and not options.timed
         with (
             _create_store(new_state, trust) as store,
             flow.open(store, retain=retain, memory=options.memory, commit_every=None) as engine,
@@ -243,7 +251,15 @@ def replay_migration(
             )
 
 
-def _build_log_feed(log: Iterable[Mapping[str, Any]]) -> Feed:
+def _build_log_feed(log: Iterable[Mapping[str, Any]], times: Iterable[Time] | None) -> Feed:
+    given = None if times is None else iter(times)
+
+    def choose_time(number: int) -> Time:
+        time = number if given is None else next(given, None)
+        if time is None:
+            raise SpecError("migrate a log", f"it has more calls than times=, which has {number - 1}", "pass all times")
+        return time
+
     def feed(engine: Engine, least: int, told: LogMarker) -> None:
         epochs, time = map(_split_epoch_into_calls, _mark_rows_of_calls(engine.flow, log, told)), 0
         calls: list[Mapping[str, Any]] = next(epochs, [{}])
@@ -252,7 +268,8 @@ def _build_log_feed(log: Iterable[Mapping[str, Any]]) -> Feed:
             for number, inputs in enumerate(calls, 1):
                 time += 1
                 last = not following and number == len(calls)
-                _replay_call(engine, inputs, max(time, least) if last else time)
+                at = choose_time(time)
+                _replay_call(engine, inputs, max(time, least) if last and given is None else at)
             engine.flush()
             calls = following
 
@@ -285,14 +302,14 @@ def _split_epoch_into_calls(inputs: Mapping[str, Any]) -> list[Mapping[str, Any]
     return [events, *alone] if events or not alone else alone
 
 
-def _replay_call(engine: Engine, inputs: Mapping[str, Any], number: int) -> None:
+def _replay_call(engine: Engine, inputs: Mapping[str, Any], time: Time) -> None:
     if len(inputs) == 1:
         ((name, part),) = inputs.items()
-        feed_log_part(engine, name, part, number)
+        feed_log_part(engine, name, part, time)
     elif engine.flow.holds_back:
         engine.push(inputs)
     else:
-        engine.step(inputs, number)
+        engine.step(inputs, time)
 
 
 def _close_times(engine: Engine, old: Snapshot) -> None:

@@ -22,7 +22,7 @@ from rules import Input
 from tight import MEMORY, tighten
 
 import ddflow as dd
-from ddflow.errors import ExpressionError, PlanChanged, SchemaMismatch, SpecError
+from ddflow.errors import ExpressionError, PlanChanged, SchemaMismatch, SpecError, StateRefused
 from ddflow.plan.text.codec import describe_plan, rebuild_plan
 from ddflow.storage.memory import MemoryStore
 
@@ -429,3 +429,20 @@ def test_chores_of_a_state_whose_rows_wait(tmp_path: Path) -> None:
         gone = engine.step({}, time=moment(10))["shown"].to_pylist()
         assert {(row["id"], row["_diff"]) for row in gone} == {(6, -1), (3, 1), (12, 1), (19, 1), (25, 1)}
         assert engine.read("shown").schema.names == [*COLUMNS, "note", "_diff"]
+
+
+def test_a_state_with_a_clock_is_migrated_with_the_times_of_its_calls(tmp_path: Path) -> None:
+    plans = [build(text, holds_back=False)[0] for text in list(CONDITIONS)[:2]]
+    log = [{"rows": to_table([{"id": i, "at": 4 * i, "upto": None, "n": 1}], [*COLUMNS])} for i in range(4)]
+    times = [moment(5 * i + 1) for i in range(4)]
+    with plans[0].open(tmp_path / "old") as engine:
+        for time, rows in zip(times, log, strict=True):
+            engine.step(rows, time=time)
+    with raises(StateRefused):
+        dd.migrate(tmp_path / "old", tmp_path / "new", plans[1], log)
+    with raises(SpecError):
+        dd.migrate(tmp_path / "old", tmp_path / "new", plans[1], log, times=times[:3])
+    made = dd.migrate(tmp_path / "old", tmp_path / "new", plans[1], log, times=times)
+    assert {(row["id"], row["_diff"]) for row in made.tables["shown"].to_pylist()} == {(0, 1), (1, 1), (2, 1)}
+    with plans[1].open(tmp_path / "new") as engine:
+        assert engine.dataflow.last == 16 and engine.read("shown").num_rows == 4
