@@ -166,7 +166,18 @@ def read_clock(kind: pa.DataType) -> int:
     >>> 20_000 < read_clock(pa.date32()) < read_clock(pa.timestamp("s")) < read_clock(pa.timestamp("us", "UTC"))
     True
     """
-    return time_ns() // (86_400 * 10**9 if pa.types.is_date(kind) else _NANOSECONDS[kind.unit])
+    return time_ns() // count_nanoseconds(kind)
+
+
+def count_nanoseconds(kind: pa.DataType) -> int:
+    """Return the nanoseconds in a unit of a type of dates or timestamps.
+
+    >>> count_nanoseconds(pa.timestamp("us")), count_nanoseconds(pa.date64())
+    (1000, 1000000)
+    """
+    if pa.types.is_date32(kind):
+        return 86_400 * 10**9
+    return _NANOSECONDS["ms" if pa.types.is_date64(kind) else kind.unit]
 
 
 def parse_time(asked: str, text: str, kind: pa.DataType) -> int:

@@ -16,12 +16,11 @@ from typing import Any, Final, NamedTuple
 
 from sqlglot import exp
 
-from ddflow.expressions.functions.table import CLOCK_REMEDY
+from ddflow.expressions.functions.table import CLOCK, CLOCK_REMEDY
 from ddflow.expressions.lower import is_fixed_interval
 from ddflow.expressions.node import Refusal
 from ddflow.expressions.parse import ExpressionDialect, Tree, format_tree, parse_expression
 
-_CLOCK: Final = ("now", "current_timestamp", "current_date", "curdate")
 _SIGNS: Final = {exp.LT: "<", exp.LTE: "<=", exp.GT: ">", exp.GTE: ">="}
 _MIRRORED: Final = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
 
@@ -47,7 +46,7 @@ def is_clock(tree: Tree) -> bool:
     """Tell whether a syntax tree is the clock."""
     if isinstance(tree, exp.CurrentDate | exp.CurrentTimestamp):
         return tree.this is None
-    return isinstance(tree, exp.Anonymous) and tree.name.lower() in _CLOCK and not tree.expressions
+    return isinstance(tree, exp.Anonymous) and tree.name.lower() in CLOCK and not tree.expressions
 
 
 def has_clock(tree: Tree) -> bool:

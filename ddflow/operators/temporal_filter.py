@@ -32,7 +32,7 @@ from ddflow.operators.base import OperatorContext, RowPreservingOperator, Runnin
 from ddflow.operators.updates import GroupSortedUpdates, Updates, consolidate, ints, sort_retractions_first
 from ddflow.plan.collection import Collection, Columns, refuse_forgetting_inputs
 from ddflow.plan.text.formulas import JsonRecord, find_formula_objections
-from ddflow.time import CLOSED, INT64, NEVER
+from ddflow.time import CLOSED, INT64, NEVER, count_nanoseconds
 from ddflow.trace.batch import BatchRange
 from ddflow.trace.merge import PickedVersions
 
@@ -40,7 +40,6 @@ DUE: Final = pa.field("_due", INT64, nullable=False)
 """The column of the time at which a waiting update is due."""
 GOES: Final = pa.field("_goes", pa.bool_(), nullable=False)
 """The column that tells whether a row will go at that time; else it will come."""
-_A_DAY: Final = {"s": 86_400, "ms": 86_400_000, "us": 86_400_000_000, "ns": 86_400_000_000_000}
 
 
 class TemporalBound(NamedTuple):
@@ -87,7 +86,7 @@ def _to_words(times: Ints) -> Words:
 
 def count_ticks(kind: pa.DataType) -> int:
     """Return the number of values that a type of dates or timestamps has for a day."""
-    return 1 if pat.is_date32(kind) else _A_DAY["ms" if pat.is_date64(kind) else kind.unit]
+    return count_nanoseconds(pa.date32()) // count_nanoseconds(kind)
 
 
 def _multiply(ticks: Ints, by: int) -> Ints:

@@ -24,6 +24,7 @@ import pyarrow as pa
 from ddflow.expressions import functions
 from ddflow.expressions.casts import build_cast
 from ddflow.expressions.functions.table import (
+    CLOCK,
     CLOCK_REMEDY,
     FUNCTIONS,
     SqlFunction,
@@ -60,7 +61,6 @@ _UNKEPT = _split_names("""
 _KEPT = "the aggregates are array_agg, avg, bool_and, bool_or, count, first, last, max, min, stddev_*, sum, var_*"
 _INSTEAD_OF = {"count_if": "write count(*) filter (where ...)", "approx_count_distinct": "write count(distinct x)"}
 _WINDOWS = _split_names(f"cume_dist dense_rank lag lead nth_value ntile percent_rank rank row_number {SESSION}")
-_CLOCK = _split_names("curdate current_date current_timestamp now")
 _CHANGING = _split_names("""
     current_time current_user localtimestamp monotonically_increasing_id rand randn random randstr session_user shuffle
     spark_partition_id today uniform user uuid
@@ -105,7 +105,7 @@ def find_function(name: str) -> SqlFunction:
         if lower == SESSION:
             remedy = "write it in .over(), or in GROUP BY of a query"
         raise Refusal(f"{lower} reads several rows, but an expression reads one row at a time", remedy)
-    if lower in _CLOCK:
+    if lower in CLOCK:
         raise Refusal(f"{lower} is the clock, which is no value of a row", CLOCK_REMEDY)
     if lower in _CHANGING:
         raise Refusal(f"{lower} differs from call to call", "pass the value as a column or a literal")

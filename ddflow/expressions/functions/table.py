@@ -30,6 +30,8 @@ COLUMNS: Final = pa.schema(
     }
 )
 """The columns that the suggested expressions read."""
+CLOCK: Final = ("now", "current_timestamp", "current_date", "curdate")
+"""The names of the clock, which is the time of the step."""
 CLOCK_REMEDY: Final = (
     "compare it in WHERE, HAVING, filter(), or in ON with columns that an outer join can make null, by <, <=, >, >= or "
     "BETWEEN, as in at > now() - interval 1 hour"

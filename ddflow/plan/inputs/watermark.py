@@ -13,7 +13,7 @@ Limits: the column is an integer, a date or a timestamp, and the input is in epo
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pyarrow as pa
@@ -22,11 +22,10 @@ import pyarrow.types as pat
 from ddflow.columns.order_words import compute_watermark_words
 from ddflow.errors import ErrorText, LateEvent, Option, SpecError
 from ddflow.plan.merge.checks import Refuse, refuse_first_broken_rule
-from ddflow.time import CLOSED, NEVER, format_time
+from ddflow.time import CLOSED, NEVER, count_nanoseconds, format_time
 
 Watermark = tuple[tuple[str, str | int], ...]
 """The column of a watermark and the delay, in the form of a spec."""
-_NANOSECONDS: Final = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
 
 
 class BoundWatermark(NamedTuple):
@@ -47,7 +46,7 @@ class BoundWatermark(NamedTuple):
 
     def compute_greatest(self, time: int, clock: pa.DataType) -> int:
         """Compute the greatest word of a row that is not bad.  ``time``: the time of the step, of type ``clock``."""
-        now = time * _count_nanoseconds(clock) // _count_nanoseconds(self.field.type)
+        now = time * count_nanoseconds(clock) // count_nanoseconds(self.field.type)
         return CLOSED if self.ahead is None else min(now + self.ahead, CLOSED)
 
     def read_words(self, rows: pa.RecordBatch, bound: Any) -> tuple[Any, Any]:
@@ -161,7 +160,7 @@ def _read_duration(asked: Any, text: str, kind: pa.DataType) -> int:
     from ddflow.expressions.intervals import parse_interval
     from ddflow.expressions.node import Refusal
 
-    unit = _count_nanoseconds(kind)
+    unit = count_nanoseconds(kind)
     try:
         length = parse_interval([(text, None, None)])
     except Refusal as refusal:
@@ -171,8 +170,3 @@ def _read_duration(asked: Any, text: str, kind: pa.DataType) -> int:
         found = f"{text!r} is not a whole number of units of {kind}"
         raise SpecError(asked, found, "write a duration without months, such as '2 days'")
     return out
-
-
-def _count_nanoseconds(kind: pa.DataType) -> int:
-    """Return the nanoseconds in a unit of a type of dates or timestamps."""
-    return 86_400 * 10**9 if pat.is_date32(kind) else _NANOSECONDS["ms" if pat.is_date64(kind) else kind.unit]

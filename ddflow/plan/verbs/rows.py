@@ -21,13 +21,14 @@ from typing import Any, Final, Generic, cast
 
 from ddflow.columns.names import did_you_mean
 from ddflow.errors import SpecError
+from ddflow.expressions.functions.table import CLOCK
 from ddflow.plan.verbs.family import Made, VerbFamily, check_same_flow
 
 Formula = Any
 """An SQL string, a ``pyarrow.compute.Expression``, or a function that takes a record batch and returns an array."""
 
 
-_CLOCK: Final = re.compile(r"\b(now|current_timestamp|current_date|curdate)\b", re.IGNORECASE)
+_CLOCK: Final = re.compile(rf"\b({'|'.join(CLOCK)})\b", re.IGNORECASE)
 """Whether the text of a condition may name the clock."""
 
 
