@@ -601,7 +601,7 @@ class Twin:
             return (*row[:end], *pads[name], *row[end:])
 
         def padded(name: str, rows: Collection) -> Collection:
-            return Counter({widened(name, row): n for row, n in rows.items()})
+            return rows if name == NOW else Counter({widened(name, row): n for row, n in rows.items()})
 
         state = self.state
         for name in pads:

@@ -237,7 +237,7 @@ TestMachine.settings = effort(150, stateful_step_count=15)
 @pytest.mark.drawn(2, of="media")
 @pytest.mark.sampled
 def test_the_machine_that_spills_does_so_and_agrees() -> None:
-    run_state_machine_as_test(SpillingMachine, settings=covering(40, stateful_step_count=25))
+    run_state_machine_as_test(SpillingMachine, settings=covering(60, stateful_step_count=25))
     # The other ways want more keys than these scenarios have: the laws of the medium go them.
     ways = {
         "a piece of a flush",
